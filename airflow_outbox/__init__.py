@@ -1,0 +1,10 @@
+"""airflow-outbox: events out of Postgres into Kafka, run, seen and awaited in Apache Airflow, fed by Spark."""
+
+from __future__ import annotations
+
+from airflow_outbox.records import OutboxRecord, Ticket
+from airflow_outbox.stash import stash
+
+__all__ = ["OutboxRecord", "Ticket", "__version__", "stash"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,74 @@
+"""Every error that a user can meet. A class's docstring is its default message; each message ends with what to do."""
+
+from __future__ import annotations
+
+
+class OutboxError(Exception):
+    """The outbox could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or self.__class__.__doc__)
+
+
+class ConfigurationError(OutboxError):
+    """The configuration is not valid. Correct the named setting."""
+
+
+class InvalidNameError(ConfigurationError):
+    """The outbox's name is not usable. Give `table` or `schema.table`, in double quotes where it has other characters."""
+
+
+class InvalidRecordError(OutboxError):
+    """A record can't be stashed; nothing was written. Correct the named field.
+
+    `record` is the record's place in the call, counted from 0; `field` is `topic`, `key`, `value`, `headers` or `partition`.
+    """
+
+    def __init__(self, *, record: int, field: str, problem: str) -> None:
+        super().__init__(f"record {record}: {field}: {problem}; nothing was written")
+        self.record = record
+        self.field = field
+
+
+class OutboxMissingError(OutboxError):
+    """The outbox's tables are not there. Run `airflow-outbox init`."""
+
+
+class SchemaVersionError(OutboxError):
+    """The outbox's tables are of another version of airflow-outbox. Run `airflow-outbox init`, or install that version."""
+
+
+class UnsupportedConnectionError(OutboxError):
+    """stash() takes a psycopg connection, or a SQLAlchemy connection or session over psycopg or psycopg2."""
+
+
+class InvalidTicketError(OutboxError):
+    """This is not a ticket. Pass on, unchanged, what stash() returned."""
+
+
+class PostgresError(OutboxError):
+    """Postgres refused or could not be reached. Check the data source, the role's privileges and the server's log."""
+
+
+class KafkaError(OutboxError):
+    """Kafka refused or could not be reached. Check bootstrap.servers, the credentials and the broker's log."""
+
+
+class FencedError(OutboxError):
+    """Another view has taken over the shard: the fence row names it. This term is over."""
+
+
+class TakeOverError(PostgresError):
+    """The fence row stays locked. Look in pg_stat_activity for the session that holds it, and end it."""
+
+
+class PublishError(KafkaError):
+    """Records could not be published; they stay in the outbox and are tried again."""
+
+
+class HarvestProcessError(OutboxError):
+    """The harvesting process ended before its time. Its last error event says why."""
+
+
+class UnsupportedAirflowError(OutboxError):
+    """airflow-outbox needs Apache Airflow 3. Upgrade Airflow, or run `airflow-outbox harvest` beside it."""

@@ -1,0 +1,57 @@
+"""The values that all rooms pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+from uuid import UUID
+
+from airflow_outbox.errors import InvalidTicketError
+
+Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRecord:
+    """One event to publish.
+
+    `key` decides partition and order: records of one topic and key are published in the order in which they were stashed.
+    `value` None is a tombstone. `headers` is a mapping or pairs; a name may come more than once, and the order is kept.
+    `partition` None leaves the choice to the key.
+    """
+
+    topic: str
+    key: str | bytes
+    value: str | bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+
+    def header_pairs(self) -> list[tuple[str, str | bytes]]:
+        """The headers as pairs, in order."""
+        return list(self.headers.items() if isinstance(self.headers, Mapping) else self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a writer gets back, of constant size: enough to ask later whether all of a transaction is published.
+
+    `outbox_id` names the outbox, `incarnation` counts which history of the database this is, and `transaction_id` is the
+    64-bit id of the writer's transaction. `str(ticket)` and `Ticket.parse` carry it as text, through XCom for instance.
+    """
+
+    outbox_id: UUID
+    incarnation: int
+    transaction_id: int
+
+    def __str__(self) -> str:
+        return f"{self.outbox_id}/{self.incarnation}/{self.transaction_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a ticket from its text. Raises InvalidTicketError for any other text."""
+        try:
+            outbox_id, incarnation, transaction_id = text.split("/")
+            return cls(UUID(outbox_id), int(incarnation), int(transaction_id))
+        except (ValueError, AttributeError) as error:
+            raise InvalidTicketError(f"not a ticket: {text!r}. Pass on, unchanged, what stash() returned") from error

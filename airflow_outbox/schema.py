@@ -1,0 +1,120 @@
+"""Make and migrate the tables of an outbox, and grant its roles.
+
+Schema version 0 is goharvest's bare table: an outbox without a `<outbox>_leader`. `schema.sql` makes version SCHEMA_VERSION whole;
+each migration leads from one version to the next, in the same transaction as the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
+
+import psycopg
+from psycopg import sql
+
+from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import migrations, script, statements
+from airflow_outbox.table import SCHEMA_VERSION, OutboxTable, read_columns, render, translated
+
+Role = Literal["stash", "harvest", "look", "job"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+GOHARVEST_COLUMNS = frozenset(
+    "id create_time kafka_topic kafka_key kafka_value kafka_header_keys kafka_header_values leader_id".split()
+)
+COLUMN_TYPES = ("text", "bytea")
+
+
+def init_outbox(
+    connection: psycopg.Connection[Any],
+    name: OutboxName,
+    *,
+    key_type: str = "varchar(100)",
+    value_type: str = "varchar(10000)",
+    header_type: str = "text",
+) -> list[str]:
+    """Make the outbox's tables, or bring them to this release's schema version; what is there stays as it is.
+
+    The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values. Returns, in words, what
+    was done: nothing when all was there. Raises ConfigurationError, SchemaVersionError, PostgresError.
+    """
+    types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
+    with translated(name), connection.transaction():
+        _execute(connection, "lock_name", name, values={"name": name.text()})
+        if name.schema and not _value(connection, "schema_exists", name, schema=name.schema):
+            _execute(connection, "create_schema", name, schema=sql.Identifier(name.schema))
+        found = set(read_columns(connection, name))
+        if not found:
+            connection.execute(render(script("schema.sql"), name, **types))
+            return [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+        if missing := GOHARVEST_COLUMNS - found:
+            raise ConfigurationError(f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name")
+        return _migrate(connection, name, _version(connection, name))
+
+
+def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:
+    """The statements that let `grantee` do what `role` does: stash, harvest, look, or job (stash, and commit once under an id)."""
+    columns = OutboxTable(connection, name).columns
+    parts: list[str] = ["stash", "job"] if role == "job" else [role]
+    if "stash" in parts and "kafka_partition" in columns:
+        parts.append("stash_partition")
+    with translated(name):
+        where = connection.execute(cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}).fetchone()
+    schema, sequence = where or (None, None)
+    if sequence is None:
+        raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
+    texts = [
+        render(
+            statements("grants.sql")[part],
+            name,
+            role=sql.Identifier(grantee),
+            schema=sql.Identifier(schema),
+            sequence=sql.SQL(sequence),  # as Postgres gave it: already quoted
+        ).as_string(connection)
+        for part in parts
+    ]
+    return [line for text in texts for line in text.splitlines() if line and not line.startswith("--")]
+
+
+def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int) -> list[str]:
+    if version > SCHEMA_VERSION:
+        raise SchemaVersionError(f"{name} is at schema version {version}, this release knows {SCHEMA_VERSION}: install a newer airflow-outbox")
+    steps = range(version + 1, SCHEMA_VERSION + 1)
+    for step in steps:
+        connection.execute(render(migrations()[step], name))
+        _execute(connection, "set_schema_version", name, values={"version": step})
+    return [f"migrated {name} from schema version {version} to {SCHEMA_VERSION}"] if steps else []
+
+
+def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
+    """The schema version of an outbox that is there."""
+    if not read_columns(connection, OutboxName(name.schema, f"{name.table}_leader")):
+        return 0
+    row = _fetch(connection, "identity", name)
+    if row is None:
+        raise OutboxMissingError(f"{name.text('leader')} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`")
+    return int(row[1])
+
+
+def _type(kind: str) -> sql.SQL:
+    plain = kind.strip().lower()
+    length = plain.removeprefix("varchar(").removesuffix(")")
+    if plain in COLUMN_TYPES or (plain == f"varchar({length})" and length.isdecimal() and int(length) > 0):
+        return sql.SQL(cast("Any", plain))
+    raise ConfigurationError(f"{kind!r} is not a type for a key, value or header: give varchar(n), text or bytea")
+
+
+def _execute(
+    connection: psycopg.Connection[Any], statement: str, name: OutboxName, *, values: dict[str, Any] | None = None, **parts: sql.Composable
+) -> psycopg.Cursor[Any]:
+    return connection.execute(render(statements("queries.sql")[statement], name, **parts), values)
+
+
+def _fetch(connection: psycopg.Connection[Any], statement: str, name: OutboxName, **values: Any) -> Sequence[Any] | None:
+    return cast("Sequence[Any] | None", _execute(connection, statement, name, values=values).fetchone())
+
+
+def _value(connection: psycopg.Connection[Any], statement: str, name: OutboxName, **values: Any) -> Any:
+    row = _fetch(connection, statement, name, **values)
+    return row[0] if row else None

@@ -1,0 +1,33 @@
+"""Every statement of the project, named and explained in files that a DBA can review: none stands in a Python string.
+
+`queries.sql` holds the statements of a running outbox, `schema.sql` the tables, `migrations/` the steps from one schema version
+to the next, `grants.sql` the privileges. `{name}` in a statement stands for an identifier or a type, `%(name)s` for a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+_HEADING = re.compile(r"^-- (\w+) --$", re.MULTILINE)
+
+
+def script(name: str) -> str:
+    """The text of one SQL file, for example `schema.sql` or `migrations/001_leader.sql`."""
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+@cache
+def statements(name: str) -> Mapping[str, str]:
+    """The named statements of one SQL file. A statement begins below its heading, `-- name --`."""
+    _, *parts = _HEADING.split(script(name))
+    return {heading: text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@cache
+def migrations() -> Mapping[int, str]:
+    """The migration scripts by the schema version they lead to."""
+    names = sorted(entry.name for entry in files(__package__).joinpath("migrations").iterdir())
+    return {int(name.split("_")[0]): script(f"migrations/{name}") for name in names if name.endswith(".sql")}

@@ -1,0 +1,28 @@
+-- What each role may do. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the outbox's id.
+
+-- stash --
+-- To stash records: insert the allowed columns, draw ids, and read what a ticket is made of. Nothing else.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) ON {outbox} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role};
+GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
+
+-- stash_partition --
+-- And to choose a record's partition, where the outbox has the column.
+GRANT INSERT (kafka_partition) ON {outbox} TO {role};
+
+-- harvest --
+-- To harvest: mark, purge, and keep the fence row.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
+GRANT SELECT, UPDATE ON {leader} TO {role};
+
+-- look --
+-- To look: read everything, change nothing.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON {outbox}, {leader}, {commits} TO {role};
+
+-- job --
+-- For a job that commits once under an id, beside what `stash` allows: its staging tables and the list of commits.
+GRANT CREATE ON SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT ON {commits} TO {role};

@@ -1,0 +1,46 @@
+-- The tables of an outbox, whole, at schema version 1.
+-- {outbox}, {leader}, {commits}: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
+-- The first eight columns of the outbox are goharvest's. Run in one transaction.
+
+CREATE TABLE {outbox} (
+    id                  BIGSERIAL PRIMARY KEY,
+    create_time         TIMESTAMPTZ NOT NULL DEFAULT now(),
+    kafka_topic         VARCHAR(249) NOT NULL,
+    kafka_key           {key_type} NOT NULL,
+    kafka_value         {value_type},
+    kafka_header_keys   TEXT[] NOT NULL DEFAULT ARRAY[]::TEXT[],
+    kafka_header_values {header_type}[] NOT NULL DEFAULT ARRAY[]::{header_type}[],
+    leader_id           UUID,
+    kafka_partition     INTEGER CHECK (kafka_partition >= 0),
+    transaction_id      XID8 NOT NULL DEFAULT pg_current_xact_id()
+);
+
+CREATE INDEX ON {outbox} (transaction_id);
+
+-- One row a shard: its fence. Every row repeats what belongs to the outbox as a whole, so that a leader's statement that locks its
+-- fence sees, in the same row, whether the outbox is still the one it knows.
+CREATE TABLE {leader} (
+    shard          INTEGER PRIMARY KEY CHECK (shard >= 0),
+    outbox_id      UUID NOT NULL,
+    schema_version INTEGER NOT NULL,
+    incarnation    INTEGER NOT NULL DEFAULT 1,
+    view           UUID,
+    backends       JSONB NOT NULL DEFAULT jsonb_build_array(),
+    took_over_at   TIMESTAMPTZ,
+    heartbeat_at   TIMESTAMPTZ,
+    published      BIGINT NOT NULL DEFAULT 0,
+    last_error     TEXT,
+    last_error_at  TIMESTAMPTZ
+);
+
+-- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing.
+CREATE TABLE {commits} (
+    app_id         TEXT NOT NULL,
+    version        BIGINT NOT NULL,
+    transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id(),
+    records        BIGINT NOT NULL,
+    committed_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (app_id, version)
+);
+
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 1);

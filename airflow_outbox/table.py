@@ -1,0 +1,234 @@
+"""OutboxTable: the one door to Postgres for a running outbox.
+
+It knows the statements (sql/queries.sql) and turns what Postgres answers into this project's values and errors. One OutboxTable
+speaks over one connection and is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from airflow_outbox.errors import (
+    FencedError,
+    OutboxError,
+    OutboxMissingError,
+    PostgresError,
+    SchemaVersionError,
+    TakeOverError,
+)
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+
+SCHEMA_VERSION = 1
+SHARD = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the outbox: its type as Postgres names it, and its limit in characters, if any."""
+
+    type: str
+    max_length: int | None
+
+    @property
+    def is_bytes(self) -> bool:
+        return self.type.startswith("bytea")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an outbox says of itself: its id, and the incarnation its database is in."""
+
+    outbox_id: UUID
+    incarnation: int
+
+
+class MarkedRecord(NamedTuple):
+    """A record that is claimed for publishing, as it stands in the outbox."""
+
+    id: int
+    topic: str
+    key: str | bytes
+    value: str | bytes | None
+    header_names: list[str | None]
+    header_values: list[str | bytes | None]
+    partition: int | None
+
+    @property
+    def size(self) -> int:
+        """What the record counts against the bound on bytes in flight."""
+        return len(self.key) + (len(self.value) if self.value else 0)
+
+
+def render(statement: str, name: OutboxName, columns: Mapping[str, Column] | None = None, **parts: sql.Composable) -> sql.Composed:
+    """A statement of the project with the identifiers of one outbox filled in."""
+    columns = columns or {}
+    types = {
+        f"{part}_type": sql.SQL(columns[column].type.removesuffix("[]") if column in columns else "text")  # type: ignore[arg-type]
+        for part, column in (("key", "kafka_key"), ("value", "kafka_value"), ("header", "kafka_header_values"))
+    }
+    tables = {"outbox": "", "leader": "leader", "commits": "commits"}
+    identifiers = {part: name.beside(suffix) for part, suffix in tables.items()}
+    return sql.SQL(cast("Any", statement)).format(**{**types, **identifiers, **parts})
+
+
+def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
+    """Open a connection for the outbox's own statements. Raises PostgresError.
+
+    Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's settings say.
+    `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings here.
+    """
+    keep_alive = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(data_source)
+        settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
+        connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '1s'")
+    except psycopg.Error as error:
+        raise PostgresError(f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up") from error
+    return connection
+
+
+def _reason(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def translated(name: OutboxName) -> Iterator[None]:
+    """Raise this project's errors, which say what to do, for psycopg's."""
+    try:
+        yield
+    except OutboxError:
+        raise
+    except psycopg.errors.UndefinedTable as error:
+        raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
+    except psycopg.Error as error:
+        raise PostgresError(f"{name}: {_reason(error)}") from error
+
+
+class OutboxTable:
+    """The statements of one outbox over one connection. Every method raises PostgresError when Postgres refuses or is gone."""
+
+    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
+        self.connection = connection
+        self.name = name
+
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """The outbox's columns by name. Raises OutboxMissingError."""
+        columns = read_columns(self.connection, self.name)
+        if not columns:
+            raise OutboxMissingError(f"there is no table {self.name}. Run `airflow-outbox init`, or correct outbox_table")
+        return columns
+
+    def identity(self) -> Identity:
+        """Who this outbox is. Raises OutboxMissingError, SchemaVersionError."""
+        row = self._row("identity")
+        if row is None:
+            raise OutboxMissingError(f"{self.name.text('leader')} is empty. Run `airflow-outbox init`")
+        outbox_id, version, incarnation = row
+        if version != SCHEMA_VERSION:
+            remedy = "run `airflow-outbox init`" if version < SCHEMA_VERSION else "install a newer airflow-outbox"
+            raise SchemaVersionError(f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}")
+        return Identity(outbox_id, incarnation)
+
+    def backend(self) -> dict[str, Any]:
+        """This connection's backend, as take_over() wants it."""
+        row = self._row("backend")
+        return cast("dict[str, Any]", row[0] if row else {})
+
+    def take_over(self, view: UUID, backends: Sequence[Mapping[str, Any]]) -> None:
+        """Write a new view into the fence row; where an old view's statement holds the row, end its backends.
+
+        Raises TakeOverError when the row stays locked all the same, by a session that is no leader's.
+        """
+        take_over = {"view": view, "backends": json.dumps(list(backends))}
+        try:
+            row = self._row("take_over", **take_over)
+        except PostgresError as error:
+            if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise
+            self._row("end_old_backends")
+            try:
+                row = self._row("take_over", **take_over)
+            except PostgresError as again:
+                raise TakeOverError(
+                    f"{self.name.text('leader')}: the row of shard {SHARD} stays locked. "
+                    "Look in pg_stat_activity for the session that holds it, and end it"
+                ) from again
+        if row is None:
+            raise OutboxMissingError(f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`")
+
+    def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
+        """Claim and return the next records by id; none when nothing is due. Raises FencedError."""
+        with translated(self.name), self.connection.cursor(binary=True) as cursor:
+            cursor.execute(
+                self._mark, {"view": view, "shard": SHARD, "max_records": max_records, "max_bytes": max_bytes}, prepare=True
+            )
+            records = [MarkedRecord._make(row) for row in cursor]
+        if not records:
+            self.require_fence(view)
+        return records
+
+    def require_fence(self, view: UUID) -> None:
+        """Raise FencedError unless the fence is this view's."""
+        self._fenced_unless(self._row("holds_fence", view=view))
+
+    def purge(self, view: UUID, ids: Sequence[int]) -> None:
+        """Delete published records of this view. Raises FencedError."""
+        self._fenced_unless(self._row("purge", view=view, ids=list(ids)))
+
+    def reset(self, view: UUID, ids: Sequence[int]) -> None:
+        """Take this view's mark from records that were not published. Raises FencedError."""
+        self._fenced_unless(self._row("reset", view=view, ids=list(ids)))
+
+    def heartbeat(self, view: UUID, *, published: int) -> None:
+        """Tell the fence row that the view is alive and has published that many more records. Raises FencedError."""
+        self._fenced_unless(self._row("heartbeat", view=view, published=published))
+
+    def note_error(self, view: UUID, error: str) -> None:
+        """Leave the reason for a failure in the fence row, for `check` and for people."""
+        with translated(self.name):
+            self.connection.execute(self._render("note_error"), {"view": view, "shard": SHARD, "error": error})
+
+    def is_empty(self) -> bool:
+        """Whether every committed record has been published and purged."""
+        return bool(cast("tuple[bool]", self._row("is_empty"))[0])
+
+    def close(self) -> None:
+        self.connection.close()
+
+    @cached_property
+    def _mark(self) -> sql.Composed:
+        partition = "kafka_partition" in self.columns
+        return self._render("mark", partition=sql.Identifier("kafka_partition") if partition else sql.NULL)
+
+    def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        return render(statements("queries.sql")[statement], self.name, **parts)
+
+    def _row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
+        with translated(self.name):
+            return self.connection.execute(self._render(statement), {"shard": SHARD, **values}).fetchone()
+
+    def _fenced_unless(self, row: tuple[Any, ...] | None) -> None:
+        if row is None or row[0] is False:
+            raise FencedError(f"{self.name}: another view has taken over shard {SHARD}")
+
+
+def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:
+    """The columns of an outbox by name; empty when there is no such table."""
+    with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(cast("Any", statements("queries.sql")["columns"]), {"table": name.text()})
+        return {column: Column(kind, max_length) for column, kind, max_length in cursor}

@@ -1,0 +1,194 @@
+"""The outbox's tables: made, migrated, granted; against a real Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import ROLES, grant_statements, init_outbox
+from airflow_outbox.stash import stash
+from airflow_outbox.records import OutboxRecord
+from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
+
+GOHARVEST_TABLE = """
+CREATE TABLE {} (
+    id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,
+    kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,
+    kafka_header_values TEXT[] NOT NULL, leader_id UUID
+)
+"""
+NAMES = ["outbox", "app.outbox", '"My Schema"."Out ""box"', "Outbox", '"Ünïcode"']
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_init_makes_the_tables_under_any_name_and_is_idempotent(connection: psycopg.Connection[Any], text: str) -> None:
+    name = OutboxName.parse(text)
+    assert init_outbox(connection, name) == [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+    identity = OutboxTable(connection, name).identity()
+    assert init_outbox(connection, name) == []
+    assert OutboxTable(connection, name).identity() == identity
+
+
+def test_two_outboxes_have_two_ids(connection: psycopg.Connection[Any]) -> None:
+    names = [OutboxName.parse("a"), OutboxName.parse("b")]
+    for name in names:
+        init_outbox(connection, name)
+    assert len({OutboxTable(connection, name).identity().outbox_id for name in names}) == 2
+
+
+def table_shape(connection: psycopg.Connection[Any], table: str) -> list[tuple[Any, ...]]:
+    columns = connection.execute(
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid)"
+        " FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum"
+        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        (table,),
+    ).fetchall()
+    constraints = connection.execute(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = %s::regclass ORDER BY 1", (table,)
+    ).fetchall()
+    return columns + constraints
+
+
+def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("CREATE SCHEMA old")
+    connection.execute(GOHARVEST_TABLE.format("old.outbox"))
+    before = table_shape(connection, "old.outbox")
+    old, new = OutboxName.parse("old.outbox"), OutboxName.parse("new.outbox")
+    assert init_outbox(connection, old) == [f"migrated {old} from schema version 0 to {SCHEMA_VERSION}"]
+    init_outbox(connection, new)
+    for suffix in ("leader", "commits"):
+        assert table_shape(connection, old.text(suffix)) == table_shape(connection, new.text(suffix))
+    assert table_shape(connection, "old.outbox") == before
+    assert OutboxTable(connection, old).identity().incarnation == 1
+
+
+def test_the_outbox_keeps_goharvests_columns_as_they_are(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(GOHARVEST_TABLE.format("goharvest"))
+    init_outbox(connection, OutboxName.parse("ours"))
+    theirs = [row[:3] for row in table_shape(connection, "goharvest")[:8]]
+    assert [row[:3] for row in table_shape(connection, "ours")[:8]] == theirs
+
+
+def test_types_of_a_new_table(connection: psycopg.Connection[Any]) -> None:
+    name = OutboxName.parse("outbox")
+    init_outbox(connection, name, key_type="bytea", value_type="text", header_type="BYTEA")
+    columns = OutboxTable(connection, name).columns
+    assert [columns[f"kafka_{part}"].type for part in ("key", "value", "header_values")] == ["bytea", "text", "bytea[]"]
+    with pytest.raises(ConfigurationError, match="jsonb"):
+        init_outbox(connection, OutboxName.parse("other"), value_type="jsonb")
+
+
+def test_a_table_that_is_no_outbox_is_left_alone(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("CREATE TABLE outbox (id BIGSERIAL PRIMARY KEY, payload TEXT)")
+    with pytest.raises(ConfigurationError, match=r"no create_time.*Choose another name"):
+        init_outbox(connection, OutboxName.parse("outbox"))
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        connection.execute("TABLE outbox_leader")
+
+
+def test_a_newer_schema_is_refused(connection: psycopg.Connection[Any]) -> None:
+    name = OutboxName.parse("outbox")
+    init_outbox(connection, name)
+    connection.execute("UPDATE outbox_leader SET schema_version = %s", (SCHEMA_VERSION + 1,))
+    for attempt in (lambda: init_outbox(connection, name), OutboxTable(connection, name).identity):
+        with pytest.raises(SchemaVersionError, match="newer airflow-outbox"):
+            attempt()
+
+
+def test_an_outbox_that_is_not_there_is_named(connection: psycopg.Connection[Any]) -> None:
+    table = OutboxTable(connection, OutboxName.parse("nowhere.outbox"))
+    with pytest.raises(OutboxMissingError, match="airflow-outbox init"):
+        table.identity()
+    with pytest.raises(OutboxMissingError, match="nowhere"):
+        _ = table.columns
+
+
+@contextmanager
+def acting_as(connection: psycopg.Connection[Any], role: str) -> Iterator[None]:
+    connection.execute(f'SET ROLE "{role}"')
+    try:
+        yield
+    finally:
+        connection.execute("RESET ROLE")
+
+
+@pytest.fixture
+def roles(connection: psycopg.Connection[Any], database: str) -> Iterator[dict[str, str]]:
+    """An outbox in a schema of its own, with one role of each kind; the kinds' names map to the roles'."""
+    name = OutboxName.parse("app.outbox")
+    init_outbox(connection, name)
+    suffix = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    roles = {role: f"{role} {suffix}" for role in ROLES}
+    for role, grantee in roles.items():
+        connection.execute(f'CREATE ROLE "{grantee}"')
+        for statement in grant_statements(connection, name, role, grantee):
+            connection.execute(statement)  # type: ignore[call-overload]
+    yield roles
+    for grantee in roles.values():
+        connection.execute(f'DROP OWNED BY "{grantee}"')
+        connection.execute(f'DROP ROLE "{grantee}"')
+
+
+def test_the_stashing_role_can_insert_the_allowed_columns(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
+    with acting_as(connection, roles["stash"]):
+        ticket = stash(connection, OutboxRecord("t", "k", "v", {"h": "1"}, partition=1), outbox="app.outbox")
+    row = connection.execute("SELECT kafka_key, kafka_partition, transaction_id::text FROM app.outbox").fetchone()
+    assert row == ("k", 1, str(ticket.transaction_id))
+
+
+FORBIDDEN_TO_STASH = [
+    *(
+        f"INSERT INTO app.outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values, {column})"
+        f" VALUES (now(), 't', 'k', ARRAY[]::text[], ARRAY[]::text[], {value})"
+        for column, value in {"id": "1", "transaction_id": "'1'::xid8", "leader_id": "gen_random_uuid()"}.items()
+    ),
+    "SELECT * FROM app.outbox",
+    "SELECT kafka_value FROM app.outbox",
+    "UPDATE app.outbox SET kafka_value = ''",
+    "UPDATE app.outbox SET leader_id = NULL",
+    "DELETE FROM app.outbox",
+    "TRUNCATE app.outbox",
+    "SELECT * FROM app.outbox_leader",
+    "SELECT view FROM app.outbox_leader",
+    "UPDATE app.outbox_leader SET view = NULL",
+    "DELETE FROM app.outbox_leader",
+    "SELECT * FROM app.outbox_commits",
+    "INSERT INTO app.outbox_commits (app_id, version, records) VALUES ('a', 1, 1)",
+    "SELECT setval('app.outbox_id_seq', 1)",
+    "CREATE TABLE app.mine (id int)",
+    "DROP TABLE app.outbox",
+    "LOCK TABLE app.outbox IN ACCESS EXCLUSIVE MODE",
+]
+
+
+@pytest.mark.parametrize("statement", FORBIDDEN_TO_STASH)
+def test_the_stashing_role_can_do_nothing_else(connection: psycopg.Connection[Any], roles: dict[str, str], statement: str) -> None:
+    with acting_as(connection, roles["stash"]), pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute(statement)  # type: ignore[call-overload]
+    with connection.transaction():
+        connection.execute(statement)  # type: ignore[call-overload]  # the statement itself is sound: its owner may
+
+
+def test_the_looking_role_reads_and_changes_nothing(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
+    with acting_as(connection, roles["look"]):
+        for table in ("outbox", "outbox_leader", "outbox_commits"):
+            connection.execute(f"SELECT * FROM app.{table}")  # type: ignore[call-overload]
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(f"DELETE FROM app.{table}")  # type: ignore[call-overload]
+
+
+def test_a_missing_privilege_is_named_with_its_remedy(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
+    with acting_as(connection, roles["stash"]), pytest.raises(PostgresError, match="airflow-outbox grant"):
+        OutboxTable(connection, OutboxName.parse("app.outbox")).is_empty()
