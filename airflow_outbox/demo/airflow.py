@@ -1,0 +1,140 @@
+"""A real Airflow, all its parts, on 127.0.0.1: `airflow standalone` in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from airflow_outbox.demo import descendants
+from airflow_outbox.demo.airflow_api import AirflowApi
+from airflow_outbox.demo.loopback import LOOPBACK, free_port
+from airflow_outbox.demo.process import ServerError, ServerProcess
+
+START_SECONDS = 180.0
+STOP_GRACE_SECONDS = 3.0  # less than a tether's, which would kill the one process that can find all the others
+USER = PASSWORD = "admin"
+
+
+def loopback_name() -> str:
+    """The name under which Airflow's parts reach one another (`[core] hostname_callable`)."""
+    return LOOPBACK
+
+
+class AirflowStandalone:
+    """Scheduler, Dag processor, API server and triggerer, with metadata in SQLite and all else in `folder` (Airflow's home).
+
+    As a context manager it starts on entry and stops on exit; whatever its tasks and triggers have started ends with it, and all of it
+    ends with the process that started it. User and password are `admin`.
+
+    `dags` is the folder of Dag files. `connections` are Airflow connections by id, as mappings (`conn_type`, `host`, `login`, …) or URIs.
+    `environment` is added to the present one, from which everything of another Airflow is taken out. `parallelism` is how many tasks
+    run at once; `log` is what all parts print, by default `airflow.log` in the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dags: Path,
+        connections: Mapping[str, Mapping[str, object] | str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        parallelism: int = 4,
+        port: int | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self.folder = folder.resolve()
+        self.log = log or self.folder / "airflow.log"
+        self.port = port or free_port()
+        self._dags = dags.resolve()
+        self._connections = dict(connections or {})
+        self._extra = dict(environment or {})
+        self._parallelism = parallelism
+        self._process: ServerProcess | None = None
+        self.api = AirflowApi(self.ui_url, user=USER, password=PASSWORD)
+
+    @property
+    def ui_url(self) -> str:
+        """Where the UI and the REST API are."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The id of the process of which all of Airflow's processes descend. Raises `ServerError` when it does not run."""
+        if self._process is None or not self._process.running:
+            raise ServerError("Airflow does not run. Start it first.")
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start Airflow and wait until all its parts have reported (about 25 s). Raises `ServerError` with the end of its log."""
+        if self._process is not None and self._process.running:
+            return self
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
+        command = [str(Path(sys.executable).parent / "airflow"), "standalone"]
+        self._process = ServerProcess(
+            [sys.executable, "-I", "-S", descendants.__file__, str(STOP_GRACE_SECONDS), *command],
+            name="Airflow",
+            log=self.log,
+            abandon_signal=signal.SIGTERM,
+            environment=self._environment(),
+        )
+        self._process.wait_until(self.api.healthy, timeout=START_SECONDS)
+        return self
+
+    def stop(self) -> None:
+        """End Airflow and everything that came of it, within a few seconds. Nothing happens when it does not run."""
+        if self._process is not None:
+            self._process.stop(signal.SIGTERM)
+            self._process = None
+        self.api.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))
+        }
+        settings = {
+            "CORE__DAGS_FOLDER": str(self._dags),
+            "CORE__LOAD_EXAMPLES": "False",
+            "CORE__PARALLELISM": str(self._parallelism),
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.ui_url}/execution/",
+            "CORE__HOSTNAME_CALLABLE": f"{__name__}.{loopback_name.__name__}",
+            "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.folder / "passwords.json"),
+            "API__HOST": LOOPBACK,
+            "API__PORT": str(self.port),
+            "API__BASE_URL": self.ui_url,
+            "API__WORKERS": "1",
+            "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            "LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
+            "LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+        }
+        return {
+            **inherited,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]),
+            "PYTHONUNBUFFERED": "1",
+            "AIRFLOW_HOME": str(self.folder),
+            **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+            **{
+                f"AIRFLOW_CONN_{conn_id.upper()}": value if isinstance(value, str) else json.dumps(value)
+                for conn_id, value in self._connections.items()
+            },
+            **self._extra,
+        }
