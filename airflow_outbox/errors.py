@@ -70,5 +70,13 @@ class HarvestProcessError(OutboxError):
     """The harvesting process ended before its time. Its last error event says why."""
 
 
+class JobError(OutboxError):
+    """A Spark job could not commit; nothing was committed. Correct what the message names and run the job again."""
+
+
+class StagingLostError(JobError):
+    """Staged rows are gone, most likely by a crash of Postgres, which empties unlogged tables. Run the job again."""
+
+
 class UnsupportedAirflowError(OutboxError):
     """airflow-outbox needs Apache Airflow 3. Upgrade Airflow, or run `airflow-outbox harvest` beside it."""

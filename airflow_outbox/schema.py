@@ -61,7 +61,7 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
         parts.append("stash_partition")
     with translated(name):
         where = connection.execute(cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}).fetchone()
-    schema, sequence = where or (None, None)
+    schema, sequence = where or ("", None)
     if sequence is None:
         raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
     texts = [

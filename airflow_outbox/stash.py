@@ -20,7 +20,7 @@ from airflow_outbox.errors import InvalidRecordError, OutboxMissingError, Unsupp
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.sql import statements
-from airflow_outbox.table import Column, render
+from airflow_outbox.table import Column, column_types, render
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection as SQLAlchemyConnection
@@ -51,7 +51,7 @@ def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord
     batch = [records] if isinstance(records, OutboxRecord) else list(records)
     rows = [_row(place, record, columns) for place, record in enumerate(batch)]
     statement = "stash_with_partition" if "kafka_partition" in columns else "stash"
-    query = render(statements("queries.sql")[statement], name, columns).as_string(None)
+    query = render(statements("queries.sql")[statement], name, **column_types(columns)).as_string(None)
     tickets = execute(query, {"records": json.dumps(rows, separators=(",", ":"))})
     if not tickets:
         raise OutboxMissingError(f"{name.text('leader')} is empty. Roll back and run `airflow-outbox init`")
@@ -65,7 +65,7 @@ def _executor(connection: Any) -> tuple[_Execute, Any]:
 
         def execute(query: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
             with connection.cursor(row_factory=tuple_row) as cursor:
-                return cursor.execute(cast("Any", query), values).fetchall()
+                return list(cursor.execute(cast("Any", query), values))
 
         return execute, connection
     if hasattr(connection, "connection") and hasattr(connection, "get_bind") and not hasattr(connection, "exec_driver_sql"):
@@ -73,10 +73,7 @@ def _executor(connection: Any) -> tuple[_Execute, Any]:
     driver = getattr(getattr(connection, "dialect", None), "driver", None)
     if driver not in {"psycopg", "psycopg2"} or not hasattr(connection, "exec_driver_sql"):
         raise UnsupportedConnectionError
-    return (
-        lambda query, values: [tuple(row) for row in connection.exec_driver_sql(query, values)],
-        connection.engine,
-    )
+    return lambda query, values: [tuple(row) for row in connection.exec_driver_sql(query, values)], connection.engine
 
 
 def _columns(owner: Any, execute: _Execute, name: OutboxName) -> Mapping[str, Column]:

@@ -70,16 +70,16 @@ class MarkedRecord(NamedTuple):
         return len(self.key) + (len(self.value) if self.value else 0)
 
 
-def render(statement: str, name: OutboxName, columns: Mapping[str, Column] | None = None, **parts: sql.Composable) -> sql.Composed:
-    """A statement of the project with the identifiers of one outbox filled in."""
-    columns = columns or {}
-    types = {
-        f"{part}_type": sql.SQL(columns[column].type.removesuffix("[]") if column in columns else "text")  # type: ignore[arg-type]
-        for part, column in (("key", "kafka_key"), ("value", "kafka_value"), ("header", "kafka_header_values"))
-    }
-    tables = {"outbox": "", "leader": "leader", "commits": "commits"}
-    identifiers = {part: name.beside(suffix) for part, suffix in tables.items()}
-    return sql.SQL(cast("Any", statement)).format(**{**types, **identifiers, **parts})
+def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
+    """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
+    tables = {"outbox": name.beside(""), "leader": name.beside("leader"), "commits": name.beside("commits")}
+    return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
+
+
+def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
+    """The parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""
+    parts = {"key_type": "kafka_key", "value_type": "kafka_value", "header_type": "kafka_header_values"}
+    return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
 
 
 def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:

@@ -163,3 +163,14 @@ UPDATE {leader} SET schema_version = %(version)s
 -- The schema that a table is found in, and the sequence that its ids are drawn from.
 SELECT relnamespace::regnamespace::name, pg_get_serial_sequence(%(table)s, 'id')
 FROM pg_class WHERE oid = to_regclass(%(table)s)
+
+-- backend_pid --
+SELECT pg_backend_pid()
+
+-- sequence_cache --
+-- How many ids a session draws at once.
+SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass(pg_get_serial_sequence(%(outbox)s, 'id'))
+
+-- pending_topics --
+-- The topics of the records that wait, as far as a look at the first ones tells.
+SELECT DISTINCT kafka_topic FROM (SELECT kafka_topic FROM {outbox} ORDER BY id LIMIT %(limit)s) AS head

@@ -1,0 +1,162 @@
+"""What is missing or dangerous about an outbox, in Postgres and in Kafka, said in words that tell what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.topics import KafkaNames, admin_client, existing_topics
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import GOHARVEST_COLUMNS
+from airflow_outbox.sql import statements
+from airflow_outbox.table import Column, OutboxTable, connect, read_columns, render
+
+_OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
+_TIMEOUT = 10.0
+_TOPICS_LOOKED_AT = 1000
+_FITTING_TYPES = {
+    "kafka_key": ("character varying", "text", "bytea"),
+    "kafka_value": ("character varying", "text", "bytea"),
+    "kafka_header_keys": ("text[]",),
+    "kafka_header_values": ("text[]", "bytea[]"),
+    "leader_id": ("uuid",),
+}
+
+
+class Severity(Enum):
+    """MISSING: harvesting can't work. DANGEROUS: it works, but a promise may not hold."""
+
+    MISSING = "missing"
+    DANGEROUS = "dangerous"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to mend."""
+
+    severity: Severity
+    text: str
+
+
+def examine(config: HarvestConfig) -> list[Finding]:
+    """Look at the outbox as the configured role sees it. Whatever can't be reached is a finding too."""
+    findings: list[Finding] = []
+    outbox_id, topics = None, set[str]()
+    try:
+        with closing(connect(config.data_source, purpose="check")) as connection:
+            findings += _examine_postgres(connection, config.name)
+            if not any(finding.severity is Severity.MISSING for finding in findings):
+                outbox_id = OutboxTable(connection, config.name).identity().outbox_id
+                topics = _pending_topics(connection, config.name)
+    except PostgresError as error:
+        findings.append(Finding(Severity.MISSING, str(error)))
+    try:
+        findings += _examine_kafka(config, outbox_id, topics)
+    except KafkaError as error:
+        findings.append(Finding(Severity.MISSING, str(error)))
+    return findings
+
+
+def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    missing, dangerous = Severity.MISSING, Severity.DANGEROUS
+    if connection.info.server_version < _OLDEST_SERVER:
+        yield Finding(missing, f"the server is PostgreSQL {connection.info.server_version // 10000}; 13 is the oldest that works")
+        return
+    if _ask(connection, "backend_pid", name) != connection.info.backend_pid:
+        yield Finding(
+            dangerous,
+            "the connection goes through a pooler (PgBouncer?); in transaction mode it loses session settings. Give the harvester a direct one",
+        )
+    columns = read_columns(connection, name)
+    if not columns:
+        yield Finding(missing, f"there is no table {name}. Run `airflow-outbox init`, or correct outbox_table")
+        return
+    yield from _examine_columns(columns, name)
+    try:
+        OutboxTable(connection, name).identity()
+    except OutboxError as error:
+        yield Finding(missing, str(error))
+        return
+    for table, allowed in zip(("", "leader"), _ask_all(connection, "harvest_privileges", name), strict=True):
+        if not allowed:
+            role = connection.info.user
+            yield Finding(missing, f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`")
+    if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
+        yield Finding(
+            dangerous,
+            f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. ALTER SEQUENCE … CACHE 1",
+        )
+
+
+def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iterator[Finding]:
+    for column in sorted(GOHARVEST_COLUMNS - set(columns)):
+        yield Finding(Severity.MISSING, f"{name} has no column {column}: is it an outbox?")
+    for column, types in _FITTING_TYPES.items():
+        if column in columns and columns[column].type not in types:
+            yield Finding(Severity.MISSING, f"{name}.{column} is {columns[column].type}; it must be {' or '.join(types)}")
+    if "transaction_id" not in columns:
+        yield Finding(Severity.DANGEROUS, f"{name} has no column transaction_id: a ticket can't be looked up in it")
+
+
+def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[str]) -> Iterator[Finding]:
+    client = admin_client(config)
+    topics = existing_topics(config, client)
+    watched = sorted(pending & set(topics))
+    if outbox_id is not None:
+        leader_topic = KafkaNames.of(config, outbox_id).leader_topic
+        if leader_topic not in topics:
+            yield Finding(Severity.MISSING, f"there is no topic {leader_topic}. Run `airflow-outbox init`")
+        else:
+            watched.append(leader_topic)
+    for topic in sorted(pending - set(topics)):
+        yield Finding(Severity.MISSING, f"records wait for topic {topic}, which is not there. Create it")
+    for topic in watched:
+        replicas = min((len(partition.replicas) for partition in topics[topic].partitions.values()), default=0)
+        if replicas < 2:
+            yield Finding(Severity.DANGEROUS, f"topic {topic} has one replica: what one broker loses is lost")
+    yield from _examine_topic_settings(client, watched)
+
+
+def _examine_topic_settings(client: AdminClient, topics: list[str]) -> Iterator[Finding]:
+    if not topics:
+        return
+    futures = client.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=_TIMEOUT)
+    for resource, future in futures.items():
+        try:
+            settings = {name: entry.value for name, entry in future.result().items()}
+        except KafkaException as error:
+            reason = error.args[0].str()
+            yield Finding(Severity.DANGEROUS, f"the settings of topic {resource.name} can't be read ({reason}): its safety is not known")
+            continue
+        if settings.get("min.insync.replicas") == "1":
+            yield Finding(Severity.DANGEROUS, f"topic {resource.name} has min.insync.replicas=1: acknowledged records can be lost with one broker")
+        if settings.get("unclean.leader.election.enable") == "true":
+            yield Finding(Severity.DANGEROUS, f"topic {resource.name} allows unclean leader election: acknowledged records can be lost")
+
+
+def _pending_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:
+    query = render(statements("queries.sql")["pending_topics"], name)
+    return {topic for (topic,) in connection.execute(query, {"limit": _TOPICS_LOOKED_AT})}
+
+
+def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> Any:
+    return _ask_all(connection, statement, name)[0]
+
+
+def _ask_all(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> tuple[Any, ...]:
+    values = {"outbox": name.text(), "leader": name.text("leader")}
+    try:
+        row = connection.execute(render(statements("queries.sql")[statement], name), values).fetchone()
+    except psycopg.Error as error:
+        raise PostgresError(f"{name}: {error}") from error
+    return cast("tuple[Any, ...]", row or (None,))

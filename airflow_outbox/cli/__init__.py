@@ -1,0 +1,7 @@
+"""The command `airflow-outbox`."""
+
+from __future__ import annotations
+
+from airflow_outbox.cli.commands import main
+
+__all__ = ["main"]

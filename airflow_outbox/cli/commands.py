@@ -1,0 +1,143 @@
+"""`airflow-outbox init · check · grant · harvest`: thin commands over the rooms that do the work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import psycopg
+
+from airflow_outbox import __version__
+from airflow_outbox.check import Severity, examine
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.events import NdjsonEvents
+from airflow_outbox.harvest.process import Until, harvest
+from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.schema import ROLES, Role, grant_statements, init_outbox
+from airflow_outbox.table import OutboxTable, connect
+
+_file = click.option(
+    "-f",
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The configuration (YAML).",
+)
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Show an error that a user can meet as one line, and end with status 1."""
+    try:
+        yield
+    except OutboxError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _database(config: HarvestConfig) -> Iterator[psycopg.Connection[Any]]:
+    with closing(connect(config.data_source, purpose="command")) as connection:
+        yield connection
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="airflow-outbox")
+def main() -> None:
+    """Get events out of Postgres into Kafka: make, examine and harvest an outbox."""
+
+
+@main.command()
+@_file
+@click.option("--key-type", default="varchar(100)", show_default=True, help="Of a new table: varchar(n), text or bytea.")
+@click.option("--value-type", default="varchar(10000)", show_default=True, help="Of a new table: varchar(n), text or bytea.")
+@click.option("--header-type", default="text", show_default=True, help="Of a new table's header values: text or bytea.")
+def init(path: Path, key_type: str, value_type: str, header_type: str) -> None:
+    """Make the outbox's tables and the topic of its election, or bring them up to date. What is there stays."""
+    with _clear_errors():
+        config = HarvestConfig.from_yaml(path)
+        with _database(config) as connection:
+            done = init_outbox(connection, config.name, key_type=key_type, value_type=value_type, header_type=header_type)
+            identity = OutboxTable(connection, config.name).identity()
+        names = KafkaNames.of(config, identity.outbox_id)
+        if make_leader_topic(config, names):
+            done.append(f"made topic {names.leader_topic}")
+        for line in done or [f"{config.name} was complete already"]:
+            click.echo(line)
+
+
+@main.command()
+@_file
+def check(path: Path) -> None:
+    """Say what is missing or dangerous. Ends with status 1 when something is missing."""
+    with _clear_errors():
+        findings = examine(HarvestConfig.from_yaml(path))
+    for finding in findings:
+        click.echo(f"{finding.severity.value}: {finding.text}")
+    if not findings:
+        click.echo("all is well")
+    if any(finding.severity is Severity.MISSING for finding in findings):
+        sys.exit(1)
+
+
+@main.command()
+@_file
+@click.option("--run", is_flag=True, help="Run the statements instead of printing them.")
+@click.option("--stash", metavar="ROLE", help="May stash records.")
+@click.option("--harvest", metavar="ROLE", help="May harvest.")
+@click.option("--look", metavar="ROLE", help="May read everything.")
+@click.option("--job", metavar="ROLE", help="May stash, and commit once under an id, as Spark jobs do.")
+def grant(path: Path, run: bool, **grantees: str | None) -> None:
+    """Print, or run, the statements that give existing roles what they need."""
+    wanted: list[tuple[Role, str]] = [(role, grantee) for role in ROLES if (grantee := grantees[role])]
+    if not wanted:
+        raise click.UsageError("name at least one role: --stash, --harvest, --look or --job")
+    with _clear_errors():
+        config = HarvestConfig.from_yaml(path)
+        with _database(config) as connection:
+            lines = [line for role, grantee in wanted for line in grant_statements(connection, config.name, role, grantee)]
+            if run:
+                _run(connection, lines)
+    for line in lines:
+        click.echo(line)
+
+
+def _run(connection: psycopg.Connection[Any], lines: list[str]) -> None:
+    try:
+        with connection.transaction():
+            for line in lines:
+                connection.execute(line.encode())
+    except psycopg.Error as error:
+        raise OutboxError(f"nothing was granted: {error}. Create the role first, and run this as the tables' owner") from error
+
+
+@main.command("harvest")
+@_file
+@click.option("--until", default="forever", show_default=True, help="forever, drained, or an ISO 8601 time.")
+def harvest_command(path: Path, until: str) -> None:
+    """Harvest without Airflow, until SIGTERM. Events go to stdout as NDJSON."""
+    with _clear_errors():
+        config, end = HarvestConfig.from_yaml(path), Until.parse(until)
+        asyncio.run(_harvest(config, end))
+    _end()
+
+
+async def _harvest(config: HarvestConfig, until: Until) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await harvest(config, until=until, events=NdjsonEvents(sys.stdout), stop=stop, grace=config.limits.heartbeat_timeout)
+
+
+def _end() -> NoReturn:
+    """End at once, whatever threads still wait for servers that do not answer."""
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,85 @@
+"""The child process: configuration in by stdin, events out as NDJSON on stdout, ends when stdin does.
+
+The first line of stdin is `{"config": {…}, "until": "forever"}`. Secrets so travel neither in arguments nor in the environment, and
+a supervisor that is killed takes its child along: the pipe closes. Exit status 0: ended as asked; 1: could not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import NoReturn
+
+from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.events import NdjsonEvents
+from airflow_outbox.harvest.process import Until, harvest
+
+# A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is over in any case.
+_GRACE = 0.5
+_HARD_END = 0.9
+
+
+def main() -> NoReturn:
+    """Run until stdin ends or SIGTERM arrives."""
+    events = NdjsonEvents(sys.stdout)
+    try:
+        status = asyncio.run(_run(events))
+    except OutboxError as error:
+        events("error", error=str(error), retry_in=None)
+        status = 1
+    except Exception as error:
+        traceback.print_exc()
+        events("error", error=f"a bug in airflow-outbox: {error!r}; the traceback is on stderr", retry_in=None)
+        status = 1
+    _end(status)
+
+
+async def _run(events: NdjsonEvents) -> int:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0
+    config, until = _parse(line)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if not stop.is_set():
+            stop.set()
+            threading.Timer(_HARD_END, _end, (0,)).start()
+
+    def wait_for_the_pipe_to_close() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        loop.call_soon_threadsafe(end)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    threading.Thread(target=wait_for_the_pipe_to_close, name="outbox-stdin", daemon=True).start()
+    await harvest(config, until=until, events=events, stop=stop, grace=_GRACE)
+    return 0
+
+
+def _parse(line: bytes) -> tuple[HarvestConfig, Until]:
+    try:
+        given = json.loads(line)
+        settings, until = given["config"], given.get("until", "forever")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigurationError('stdin must begin with one line of JSON: {"config": {...}, "until": "forever"}') from None
+    return HarvestConfig.validated(settings, source="config"), Until.parse(until)
+
+
+def _end(status: int) -> NoReturn:
+    """End at once, whatever threads still wait for servers that do not answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

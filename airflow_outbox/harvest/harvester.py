@@ -1,0 +1,161 @@
+"""A member of an outbox: follows the election, leads in terms of one view each, and reports what happens.
+
+    standing by ── Lead ──► take over under a new view ──► a term ──┐
+         ▲                            ▲                             ├─ asked to stand by: finish what is in flight, let go
+         │                            └── failure: wait, a new view ┤
+         └────────── StandBy, or fenced by a successor ─────────────┘
+
+A failure never ends the leadership: whatever its outcome was, a new view makes it irrelevant. Nothing is ever assumed to have failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+from airflow_outbox.errors import FencedError, OutboxError
+from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.ports import Election, Events, LogFactory, Table
+from airflow_outbox.harvest.protocol.election import Lead
+from airflow_outbox.harvest.row_marks import RowMarksTerm
+
+SHARD = 0
+_PROGRESS_INTERVAL = 1.0
+_SHORTEST_DELAY = 0.1
+_LONGEST_DELAY = 5.0
+
+
+class Harvester:
+    """Runs until stopped. A bug, as opposed to an OutboxError, ends it with that exception."""
+
+    def __init__(
+        self,
+        *,
+        table: Table,
+        new_log: LogFactory,
+        election: Election,
+        limits: Limits,
+        events: Events,
+        new_view: Callable[[], UUID] = uuid4,
+    ) -> None:
+        self._table = table
+        self._new_log = new_log
+        self._election = election
+        self._limits = limits
+        self._events = events
+        self._new_view = new_view
+        self._term: RowMarksTerm | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._recent: Counter[str] = Counter()  # by topic, since the last progress event
+        self._reported = 0
+
+    @property
+    def published(self) -> int:
+        """Records published and purged by this member."""
+        return self._reported + self._recent.total()
+
+    async def run(self) -> None:
+        """Follow the election until `stop`."""
+        progress = asyncio.create_task(self._report_every_second())
+        following = asyncio.create_task(self._follow())
+        try:
+            await asyncio.wait({progress, following, self._bug}, return_when=asyncio.FIRST_COMPLETED)
+            for future in (progress, following, self._bug):
+                if future.done():
+                    future.result()
+        finally:
+            for task in (progress, following):
+                task.cancel()
+            await asyncio.gather(progress, following, return_exceptions=True)
+            await self._stand_by(0)
+            await self._table.close()
+            self._report()
+
+    async def stop(self, grace: float) -> None:
+        """Finish what is in flight, for at most `grace` seconds, leave the group, and end `run`."""
+        await self._stand_by(grace)
+        self._election.released()
+        await self._election.close()
+
+    async def _follow(self) -> None:
+        async for change in self._election.changes():
+            if isinstance(change, Lead):
+                await self._stand_by(0)
+                self._events("elected", shard=SHARD)
+                self._leading = asyncio.create_task(self._lead())
+                self._leading.add_done_callback(self._notice_bug)
+            else:
+                self._events("stood_by", reason=change.reason)
+                await self._stand_by(self._limits.heartbeat_timeout)
+                self._election.released()
+
+    async def _lead(self) -> None:
+        delay = _SHORTEST_DELAY
+        while True:
+            view = self._new_view()
+            published_before = self.published
+            try:
+                await self._run_term(view)
+                return
+            except FencedError:
+                self._events("fenced", shard=SHARD, view=str(view))
+                self._election.fenced()
+                self._election.released()
+                return
+            except OutboxError as error:
+                if self.published > published_before:
+                    delay = _SHORTEST_DELAY
+                self._events("error", error=str(error), retry_in=delay)
+                with contextlib.suppress(OutboxError):
+                    await self._table.note_error(view, str(error))
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    async def _run_term(self, view: UUID) -> None:
+        await self._table.take_over(view)
+        self._events("view", shard=SHARD, view=str(view))
+        log = await self._new_log()
+        try:
+            self._term = RowMarksTerm(view=view, table=self._table, log=log, limits=self._limits, published=self._recent)
+            await self._term.run()
+        finally:
+            self._term = None
+            await log.close()
+
+    async def _stand_by(self, grace: float) -> None:
+        """End the leadership: let the term finish for `grace` seconds, then abandon it."""
+        leading, self._leading = self._leading, None
+        if leading is None:
+            return
+        if self._term is not None:
+            self._term.stop()
+            await asyncio.wait({leading}, timeout=grace)
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+
+    def _notice_bug(self, leading: asyncio.Task[None]) -> None:
+        if not leading.cancelled() and (error := leading.exception()) is not None and not self._bug.done():
+            self._bug.set_exception(error)
+
+    async def _report_every_second(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_INTERVAL)
+            self._report()
+
+    def _report(self) -> None:
+        topics = dict(self._recent)
+        self._recent.clear()
+        self._reported += sum(topics.values())
+        self._events(
+            "progress",
+            standing=self._election.standing.value,
+            view=str(self._term.view) if self._term else None,
+            published=self.published,
+            in_flight=self._term.in_flight if self._term else 0,
+            rate=sum(topics.values()) / _PROGRESS_INTERVAL,
+            topics=topics,
+        )

@@ -1,0 +1,125 @@
+"""The port `Log` over an idempotent confluent-kafka producer, and the settings that every Kafka client here shares."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, Message, Producer
+
+from airflow_outbox.errors import KafkaError, OutboxError, PublishError
+from airflow_outbox.harvest.config import HarvestConfig, KafkaSettings
+from airflow_outbox.harvest.ports import Delivery
+from airflow_outbox.table import MarkedRecord
+
+logger = logging.getLogger(__name__)
+
+PARTITION_BY_KEY = -1
+
+CLIENT_SETTINGS: KafkaSettings = {
+    "client.id": "airflow-outbox",
+    # A broker that is back is found within a second; librdkafka's own limit is 10 s.
+    "reconnect.backoff.max.ms": 1000,
+    "log.connection.close": False,
+    "socket.keepalive.enable": True,
+}
+
+
+def producer_settings(config: HarvestConfig) -> dict[str, Any]:
+    """The producer's settings: defaults, then the user's, then what the protocol depends on."""
+    return {
+        **CLIENT_SETTINGS,
+        "compression.type": "lz4",
+        "linger.ms": 1,
+        # As Java clients choose partitions, so that topics which share keys with theirs are partitioned alike.
+        "partitioner": "murmur2_random",
+        "delivery.timeout.ms": int(config.limits.delivery_timeout * 1000),
+        **config.kafka,
+        **config.kafka_producer,
+        "enable.idempotence": True,
+        "acks": "all",
+        # The bounds on records and bytes in flight are the engine's: the client's queue must never be the one that is full.
+        "queue.buffering.max.messages": max(100_000, 2 * config.limits.max_in_flight_records),
+        "queue.buffering.max.kbytes": max(1_048_576, 4 * config.limits.max_in_flight_bytes // 1024),
+    }
+
+
+class KafkaLog:
+    """Publishes the records of one term. Delivery reports arrive in a polling thread and reach the event loop in bursts."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reports: deque[Delivery] = deque()
+        self._arrived = asyncio.Event()
+        self._wake_is_due = False
+        self._closing = threading.Event()
+        try:
+            self._producer = Producer(settings, logger=logger)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise KafkaError(f"Kafka settings: {error}. Correct kafka or kafka_producer") from error
+        self._poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
+        self._poller.start()
+
+    def send(self, record: MarkedRecord) -> None:
+        try:
+            self._producer.produce(
+                record.topic,
+                key=record.key,
+                value=record.value,
+                headers=_headers(record),
+                on_delivery=partial(self._delivered, record),
+                partition=PARTITION_BY_KEY if record.partition is None else record.partition,
+            )
+        except (KafkaException, BufferError, OutboxError, ValueError, TypeError) as error:
+            self._report(Delivery(record, _undelivered(record, error)))
+
+    async def deliveries(self) -> Sequence[Delivery]:
+        await self._arrived.wait()
+        self._arrived.clear()
+        self._wake_is_due = False
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    async def close(self) -> None:
+        self._closing.set()
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+
+    def _delivered(self, record: MarkedRecord, error: BrokerError | None, _: Message) -> None:
+        self._report(Delivery(record, None if error is None else _undelivered(record, error)))
+
+    def _report(self, delivery: Delivery) -> None:
+        self._reports.append(delivery)
+        if not self._wake_is_due:
+            self._wake_is_due = True
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def _poll(self) -> None:
+        while not self._closing.is_set():
+            self._producer.poll(0.1)
+        self._producer.poll(0)
+
+
+def _headers(record: MarkedRecord) -> list[tuple[str, str | bytes | None]]:
+    """The headers as pairs. Raises PublishError for a row that no Kafka message can be made of."""
+    names, values = record.header_names, record.header_values
+    if len(names) != len(values):
+        raise PublishError(f"{len(names)} header names for {len(values)} header values. Correct the row, or delete it")
+    if None in names or None in values:
+        raise PublishError("a header's name or value is null. Correct the row, or delete it")
+    return list(zip(names, values, strict=True))  # type: ignore[arg-type]
+
+
+def _undelivered(record: MarkedRecord, error: object) -> PublishError:
+    reason = error.str() if isinstance(error, BrokerError) else str(error)
+    return PublishError(f"record {record.id} (topic {record.topic}, key {_shown(record.key)}) was not published: {reason}")
+
+
+def _shown(key: str | bytes) -> str:
+    text = repr(key)
+    return text if len(text) <= 60 else f"{text[:57]}..."

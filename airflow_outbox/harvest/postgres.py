@@ -1,0 +1,108 @@
+"""The port `Table` over Postgres: two connections a term, so that marking and purging overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
+from uuid import UUID
+
+from airflow_outbox.errors import FencedError, OutboxError, PostgresError
+from airflow_outbox.harvest.worker import Worker
+from airflow_outbox.names import OutboxName
+from airflow_outbox.table import MarkedRecord, OutboxTable, connect
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class PostgresTable:
+    """One member's door to its outbox.
+
+    `take_over` makes new connections, and only it does: a term whose connection is lost is over, because what it remembers may be
+    of a history that a crash undid, and because the fence row names the backends of its view.
+    """
+
+    def __init__(self, data_source: str, name: OutboxName) -> None:
+        self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name)
+        self._looking = _Door()
+        self._marking = _Door()
+        self._purging = _Door()
+
+    async def take_over(self, view: UUID) -> None:
+        for door in (self._marking, self._purging):
+            door.end()
+        self._marking, self._purging = _Door(), _Door()
+        backends = []
+        for door, purpose in ((self._marking, "mark"), (self._purging, "purge")):
+            await door.open(self._open, purpose)
+            backends.append(await door.call(OutboxTable.backend))
+        await self._marking.call(OutboxTable.take_over, view, backends)
+
+    async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
+        return await self._marking.call(OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes)
+
+    async def purge(self, view: UUID, ids: Sequence[int]) -> None:
+        await self._purging.call(OutboxTable.purge, view, ids)
+
+    async def reset(self, view: UUID, ids: Sequence[int]) -> None:
+        await self._purging.call(OutboxTable.reset, view, ids)
+
+    async def heartbeat(self, view: UUID, *, published: int) -> None:
+        await self._purging.call(OutboxTable.heartbeat, view, published=published)
+
+    async def note_error(self, view: UUID, error: str) -> None:
+        await self._look(OutboxTable.note_error, view, error)
+
+    async def is_empty(self) -> bool:
+        return await self._look(OutboxTable.is_empty)
+
+    async def close(self) -> None:
+        for door in (self._marking, self._purging, self._looking):
+            door.end()
+
+    async def _look(
+        self, method: Callable[Concatenate[OutboxTable, Arguments], Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Call over the connection that no view depends on; it is made when it is needed."""
+        if not self._looking.is_open:
+            self._looking.end()
+            self._looking = _Door()
+            await self._looking.open(self._open, "look")
+        return await self._looking.call(method, *args, **kwargs)
+
+
+class _Door:
+    """A connection and the thread that uses it. A connection that has failed is closed and stays closed."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._table: OutboxTable | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._table is not None
+
+    async def open(self, connected: Callable[[str], OutboxTable], purpose: str) -> None:
+        self._worker = Worker(f"outbox-{purpose}")
+        self._table = await self._worker.call(connected, purpose)
+
+    async def call(
+        self, method: Callable[Concatenate[OutboxTable, Arguments], Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        table, worker = self._table, self._worker
+        if table is None or worker is None:
+            raise PostgresError("the connection to Postgres was lost earlier in this term")
+        try:
+            return await worker.call(method, table, *args, **kwargs)
+        except FencedError:
+            raise
+        except OutboxError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Close behind the call that is under way, if any; nobody waits for it."""
+        table, self._table = self._table, None
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end(*([table.close] if table else []))

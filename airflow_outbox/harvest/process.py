@@ -1,0 +1,110 @@
+"""One member as a process: the engine over the real ports, from a configuration, until it is told or has reached its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Self
+
+from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.harvester import Harvester
+from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
+from airflow_outbox.harvest.neli import NeliElection
+from airflow_outbox.harvest.ports import Events, Log
+from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.topics import KafkaNames, require_leader_topic
+from airflow_outbox.table import Identity, OutboxTable, connect
+
+_LOOK_INTERVAL = 0.5
+
+EndReason = Literal["drained", "time", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When a harvest ends by itself: never, once the outbox is empty, or at a time."""
+
+    drained: bool = False
+    time: datetime | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `forever`, `drained`, or an ISO 8601 time (UTC unless it says otherwise). Raises ConfigurationError."""
+        if text == "forever":
+            return cls()
+        if text == "drained":
+            return cls(drained=True)
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            raise ConfigurationError(f"until: {text!r} is neither forever nor drained nor an ISO 8601 time") from None
+        return cls(time=time if time.tzinfo else time.replace(tzinfo=UTC))
+
+
+async def harvest(config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float) -> EndReason:
+    """Run one member until `until` or `stop`; then finish what is in flight, for at most `grace` seconds, and leave the group.
+
+    Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
+    """
+    identity = await asyncio.to_thread(_identify, config)
+    names = KafkaNames.of(config, identity.outbox_id)
+    await asyncio.to_thread(require_leader_topic, config, names)
+    events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
+    table = PostgresTable(config.data_source, config.name)
+
+    async def new_log() -> Log:
+        return KafkaLog(producer_settings(config))
+
+    harvester = Harvester(
+        table=table,
+        new_log=new_log,
+        election=NeliElection(
+            config,
+            topic=names.leader_topic,
+            group_id=names.leader_group_id,
+            on_error=lambda error: events("error", error=error, retry_in=None),
+        ),
+        limits=config.limits,
+        events=events,
+    )
+    running = asyncio.create_task(harvester.run())
+    reaching = asyncio.create_task(_reach(until, table))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({running, reaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        reason = reaching.result() if reaching.done() and not reaching.cancelled() else "stopped"
+        if not running.done():
+            await harvester.stop(grace)
+        await running
+    finally:
+        for task in (running, reaching, stopping):
+            task.cancel()
+        await asyncio.gather(running, reaching, stopping, return_exceptions=True)
+    events("ended", reason=reason, published=harvester.published)
+    return reason
+
+
+def _identify(config: HarvestConfig) -> Identity:
+    table = OutboxTable(connect(config.data_source, purpose="start"), config.name)
+    try:
+        _ = table.columns
+        return table.identity()
+    finally:
+        table.close()
+
+
+async def _reach(until: Until, table: PostgresTable) -> EndReason:
+    """Return once the harvest has reached its end."""
+    while True:
+        if until.time is not None and datetime.now(UTC) >= until.time:
+            return "time"
+        if until.drained:
+            try:
+                if await table.is_empty():
+                    return "drained"
+            except OutboxError:
+                pass  # the leader's own statements report what is wrong
+        await asyncio.sleep(_LOOK_INTERVAL)

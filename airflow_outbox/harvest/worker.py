@@ -1,0 +1,59 @@
+"""A thread for blocking calls, awaited from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """Runs calls one after the other in a thread of its own.
+
+    The thread is a daemon, unlike an executor's: a call that never returns, to a server that has gone silent, does not keep the
+    process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    async def call(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Await `function(*args, **kwargs)`; what it raises is raised here."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def settle(setter: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                setter(value)
+
+        def run() -> None:
+            try:
+                outcome: tuple[Callable[[Any], None], Any] = (future.set_result, function(*args, **kwargs))
+            except Exception as error:
+                outcome = (future.set_exception, error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, *outcome)
+
+        self._calls.put(run)
+        return await future
+
+    def end(self, *farewells: Callable[[], None]) -> None:
+        """End the thread after the calls that are already waiting, and after these, whose errors nobody hears."""
+        for farewell in farewells:
+            self._calls.put(lambda farewell=farewell: _quietly(farewell))  # type: ignore[misc]
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _quietly(call: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        call()
