@@ -1,0 +1,79 @@
+"""Kafka's jars, fetched once by the package resolver that Spark brings along."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+from airflow_outbox.demo.java import find_java, java_home
+from airflow_outbox.errors import OutboxError
+
+KAFKA_VERSION = "4.1.0"
+_PACKAGES = (
+    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",  # without it the broker logs nothing
+)
+_NEEDED = ("kafka_2.13", "kafka-clients", "log4j-slf4j-impl")
+_RESOLVE = """
+import sys
+from pyspark.sql import SparkSession
+SparkSession.builder.master("local[1]").config("spark.jars.packages", sys.argv[1]).config("spark.jars.ivy", sys.argv[2]).config(
+    "spark.ui.enabled", "false").getOrCreate().stop()
+"""
+
+
+class JarsMissingError(OutboxError):
+    """Kafka's jars could not be fetched. Check the network, or a proxy's settings, and try again: what has arrived is kept."""
+
+
+def kafka_jars(cache: Path) -> str:
+    """The class path of Kafka's broker and tools; fetched into `cache` if they are not there (about 20 s).
+
+    A fetch that was interrupted is taken up again. Processes that ask at the same time wait for one another.
+
+    Raises `JavaMissingError`, or `JarsMissingError` with what the resolver said.
+    """
+    complete = cache.resolve() / f"kafka-{KAFKA_VERSION}"
+    if not complete.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                _fetch(cache.resolve() / "ivy", complete)
+    return os.pathsep.join([f"{complete}/*", str(_spark_jar("scala-library"))])
+
+
+def _fetch(ivy: Path, complete: Path) -> None:
+    """The folder gets its name only when all jars are in it, so the name says that it is complete."""
+    # A process of its own, so that its Java ends with it.
+    resolution = subprocess.run(
+        [sys.executable, "-c", _RESOLVE, ",".join(_PACKAGES), str(ivy)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd="/",
+        env={**os.environ, "JAVA_HOME": str(java_home(find_java())), "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    jars = ivy / "jars"
+    if resolution.returncode != 0 or any(not list(jars.glob(f"*_{name}-*.jar")) for name in _NEEDED):
+        raise JarsMissingError(f"{JarsMissingError.__doc__} The resolver said:\n{resolution.stdout.strip()[-4000:]}")
+    jars.rename(complete)
+
+
+def _spark_jar(artifact: str) -> Path:
+    """Spark's resolver leaves out what Spark has itself."""
+    folder = Path(pyspark.__file__).parent / "jars"
+    found = sorted(folder.glob(f"{artifact}-2.13*.jar"))
+    if not found:
+        raise JarsMissingError(
+            f"{artifact} is not in {folder}: the pyspark that is imported is not the full one. "
+            "Install `pyspark` after `pyspark-client` and of the same version."
+        )
+    return found[-1]

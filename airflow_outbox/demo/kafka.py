@@ -1,0 +1,200 @@
+"""A real Kafka broker of one node, embedded: broker and KRaft controller in one process on 127.0.0.1."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from airflow_outbox.demo.java import find_java
+from airflow_outbox.demo.loopback import LOOPBACK, free_port
+from airflow_outbox.demo.process import ServerError, ServerProcess
+
+START_SECONDS = 60.0
+_LOG_SETTINGS = """\
+rootLogger.level = info
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %-5p %m (%c{1})%n
+"""
+
+
+class EmbeddedKafka:
+    """A broker whose data, settings and log (`kafka.log`) are in `folder`, and stay there when it ends.
+
+    As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the process that
+    started it. Topics are made only by request.
+
+    `classpath` is what `jars.kafka_jars` returns; `port` is a free one unless given; `properties` are added to `server.properties`
+    and win over the ones here; `heap` is the Java heap as `-Xmx` takes it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        classpath: str,
+        port: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        heap: str = "512m",
+    ) -> None:
+        self.folder = folder.resolve()
+        self.log = self.folder / "kafka.log"
+        self.port = port or free_port()
+        self._controller_port = free_port()
+        self._extra = dict(properties or {})
+        self._java = [str(find_java()), f"-Xmx{heap}", "-cp", classpath]
+        self._process: ServerProcess | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """The value of `bootstrap.servers`: `127.0.0.1:PORT`."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The broker's process id. Raises `ServerError` when it does not run."""
+        return self._started().pid
+
+    def start(self) -> Self:
+        """Start the broker, after formatting its storage if that is new, and wait until it answers (about 3 s).
+
+        Raises `ServerError` with the end of its log when it does not come up within 60 s.
+        """
+        if self._process is not None and self._process.running:
+            return self
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = self.folder / "server.properties"
+        settings.write_text(_as_properties(self._settings()))
+        logging = self.folder / "log4j2.properties"
+        logging.write_text(_LOG_SETTINGS)
+        if not (self.folder / "data" / "meta.properties").exists():
+            self._format(settings)
+        self._process = ServerProcess(
+            [*self._java, f"-Dlog4j2.configurationFile={logging.as_uri()}", "kafka.Kafka", str(settings)],
+            name="Kafka",
+            log=self.log,
+            abandon_signal=signal.SIGKILL,
+        )
+        self._process.wait_until(self._answers, timeout=START_SECONDS)
+        return self
+
+    def stop(self) -> None:
+        """Stop the broker in order, also a paused one. Nothing happens when it does not run."""
+        if self._process is not None:
+            self._process.stop(signal.SIGTERM)
+            self._process = None
+
+    def kill(self) -> None:
+        """End the broker with SIGKILL, as a crash would. Nothing happens when it does not run."""
+        if self._process is not None:
+            self._process.stop(signal.SIGKILL)
+            self._process = None
+
+    def restart(self) -> None:
+        """Stop the broker, if it runs, and start it in the same folder and at the same port."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop the broker's process where it is (SIGSTOP): its connections stay open and nothing answers."""
+        self._started().signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused broker go on."""
+        self._started().signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{LOOPBACK}:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "controller.listener.names": "CONTROLLER",
+            # By settings rather than in the storage, so that the same folder may be served at another port.
+            "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
+            # A broker that was killed may register again only when its former session has ended.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            "log.dirs": str(self.folder / "data"),
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": "0",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "8",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "8",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            **self._extra,
+        }
+
+    def _format(self, settings: Path) -> None:
+        formatting = subprocess.run(
+            [
+                *self._java,
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={_cluster_id()}",
+                "-c",
+                str(settings),
+                "-g",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd="/",
+        )
+        if formatting.returncode != 0:
+            raise ServerError(f"Kafka's storage could not be formatted:\n{formatting.stdout.strip()}")
+
+    def _answers(self) -> bool:
+        # Silent: until the broker listens, the client would print that it can't connect.
+        client = AdminClient(
+            {"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.connection.setup.timeout.ms": 2000}
+        )
+        try:
+            return bool(client.list_topics(timeout=1.0).brokers)
+        except KafkaException:
+            return False
+
+    def _started(self) -> ServerProcess:
+        if self._process is None or not self._process.running:
+            raise ServerError("Kafka does not run. Start it first.")
+        return self._process
+
+
+def _cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _as_properties(settings: Mapping[str, str]) -> str:
+    r"""Settings in Java's format, where every character outside ASCII, and the backslash, is written as \uXXXX."""
+    return "".join(f"{name}={_escaped(value)}{os.linesep}" for name, value in settings.items())
+
+
+def _escaped(value: str) -> str:
+    units = value.encode("utf-16-be")
+    codes = (int.from_bytes(units[place : place + 2]) for place in range(0, len(units), 2))
+    return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
