@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def _isolate_airflow() -> None:
-    """Before the first import of airflow, which reads its settings once. Nothing of the user's own Airflow is seen or touched."""
+    """Before the first import of airflow, which reads its settings once.
+
+    Nothing of the user's own Airflow is seen or touched.
+    """
     for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
         del os.environ[name]
     home = tempfile.mkdtemp(prefix="airflow-outbox-home-")
@@ -37,9 +40,18 @@ from airflow_outbox.demo.kafka import EmbeddedKafka  # noqa: E402
 from airflow_outbox.demo.postgres import EmbeddedPostgres  # noqa: E402
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seeds", type=int, default=200, help="how many simulated histories to run (default: %(default)s)"
+    )
+
+
 @pytest.fixture(scope="session")
 def server_folder() -> Iterator[Path]:
-    """The folder of the session's servers. Not below pytest's own, which is closed to Postgres' user when the tests run as root."""
+    """The folder of the session's servers.
+
+    Not below pytest's own, which is closed to Postgres' user when the tests run as root.
+    """
     folder = Path(tempfile.mkdtemp(prefix="airflow-outbox-tests-"))
     folder.chmod(0o755)
     yield folder
@@ -61,7 +73,7 @@ def postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(scope="session")
 def kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
-    """The session's Kafka, shared: don't stop it, and begin topics, groups and transactional ids with `topic_prefix`."""
+    """The session's Kafka, shared: don't stop it; begin topics, groups and transactional ids with `topic_prefix`."""
     with EmbeddedKafka(server_folder / "kafka", classpath=kafka_classpath) as server:
         yield server
 

@@ -22,13 +22,13 @@ _NEEDED = ("kafka_2.13", "kafka-clients", "log4j-slf4j-impl")
 _RESOLVE = """
 import sys
 from pyspark.sql import SparkSession
-SparkSession.builder.master("local[1]").config("spark.jars.packages", sys.argv[1]).config("spark.jars.ivy", sys.argv[2]).config(
-    "spark.ui.enabled", "false").getOrCreate().stop()
+settings = {"spark.jars.packages": sys.argv[1], "spark.jars.ivy": sys.argv[2], "spark.ui.enabled": "false"}
+SparkSession.builder.master("local[1]").config(map=settings).getOrCreate().stop()
 """
 
 
 class JarsMissingError(OutboxError):
-    """Kafka's jars could not be fetched. Check the network, or a proxy's settings, and try again: what has arrived is kept."""
+    """Kafka's jars could not be fetched. Check the network and try again: what has arrived is kept."""
 
 
 def kafka_jars(cache: Path) -> str:
@@ -77,3 +77,10 @@ def _spark_jar(artifact: str) -> Path:
             "Install `pyspark` after `pyspark-client` and of the same version."
         )
     return found[-1]
+
+
+if __name__ == "__main__":
+    try:
+        print(kafka_jars(Path(sys.argv[1])))
+    except OutboxError as error:
+        sys.exit(str(error))

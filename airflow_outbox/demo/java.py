@@ -16,11 +16,11 @@ _VERSION = re.compile(r'version "(\d+)')
 
 
 class JavaMissingError(OutboxError):
-    """No Java 17 or newer was found. Install one (on Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."""
+    """No Java 17 or newer was found. Install one (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."""
 
 
 def find_java() -> Path:
-    """The `java` command of the first Java of version 17 or newer: in JAVA_HOME, then PATH, then where Linux installs them.
+    """The `java` command of the first Java of version 17 or newer: in JAVA_HOME, then PATH, then in `/usr/lib/jvm`.
 
     Raises `JavaMissingError`, which names what was found instead.
     """
@@ -60,3 +60,7 @@ def _version(command: Path) -> int:
         return 0
     found = _VERSION.search(answer.stderr)
     return int(found[1]) if found else 0
+
+
+if __name__ == "__main__":
+    print(find_java())

@@ -33,11 +33,11 @@ appender.out.layout.pattern = %d{ISO8601} %-5p %m (%c{1})%n
 class EmbeddedKafka:
     """A broker whose data, settings and log (`kafka.log`) are in `folder`, and stay there when it ends.
 
-    As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the process that
-    started it. Topics are made only by request.
+    As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the
+    process that started it. Topics are made only by request.
 
-    `classpath` is what `jars.kafka_jars` returns; `port` is a free one unless given; `properties` are added to `server.properties`
-    and win over the ones here; `heap` is the Java heap as `-Xmx` takes it.
+    `classpath` is what `jars.kafka_jars` returns; `port` is a free one unless given; `properties` are added to
+    `server.properties` and win over the ones here; `heap` is the Java heap as `-Xmx` takes it.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class EmbeddedKafka:
 
     def pause(self) -> None:
         """Stop the broker's process where it is (SIGSTOP): its connections stay open and nothing answers."""
-        self._started().signal(signal.SIGSTOP)
+        self._started().send(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused broker go on."""
-        self._started().signal(signal.SIGCONT)
+        self._started().send(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self.start()

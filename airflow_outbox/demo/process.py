@@ -24,10 +24,11 @@ class ServerError(OutboxError):
 class ServerProcess:
     """A running server. It starts at once; its output is appended to `log`.
 
-    It belongs to a session of its own, so that Ctrl-C at a terminal reaches only the process that started it, and it dies with that
-    process even at SIGKILL (`tether` says how).
+    It belongs to a session of its own, so that Ctrl-C at a terminal reaches only the process that started it, and it
+    dies with that process even at SIGKILL (`tether` says how).
 
-    `user` is the system user to run as (None: the present one); `abandon_signal` is what ends the server when its owner is gone.
+    `user` is the system user to run as (None: the present one); `abandon_signal` is what ends the server when its owner
+    is gone.
     """
 
     def __init__(
@@ -72,26 +73,32 @@ class ServerProcess:
     def running(self) -> bool:
         return self._holder.poll() is None
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send a signal. Nothing happens when the server has ended."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def stop(self, number: signal.Signals, *, timeout: float = 30.0) -> None:
-        """End the server with this signal, even if it is paused; after `timeout` seconds with SIGKILL and a `ServerError`."""
-        self.signal(number)
-        self.signal(signal.SIGCONT)
+        """End the server with this signal, even if it is paused.
+
+        After `timeout` seconds it is killed, and `ServerError` raised.
+        """
+        self.send(number)
+        self.send(signal.SIGCONT)
         try:
             self._holder.wait(timeout)
         except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
+            self.send(signal.SIGKILL)
             self._holder.wait()
             message = f"{self.name} did not stop within {timeout:.0f} s after {number.name} and was killed"
             raise ServerError(self._with_log(message)) from None
 
     def wait_until(self, ready: Callable[[], bool], *, timeout: float) -> None:
-        """Ask `ready` until it says yes. If the server ends or `timeout` seconds pass, it is killed: `ServerError` with its log's tail."""
+        """Ask `ready` until it says yes.
+
+        If the server ends or `timeout` seconds pass, it is killed: `ServerError` with its log's tail.
+        """
         deadline = time.monotonic() + timeout
         while not ready():
             if not self.running:

@@ -1,13 +1,13 @@
 """Hold a server that must not outlive the process that started it.
 
-Run as a script: `python -I -S tether.py PARENT_PID ABANDON_SIGNAL USER COMMAND…`. It starts the command (as USER, unless that is
-empty), prints its process id on standard output, and ends when the command ends, with its exit status. The command's output goes
-to standard error.
+Run as a script: `python -I -S tether.py PARENT_PID ABANDON_SIGNAL USER COMMAND…`. It starts the command (as USER,
+unless that is empty), prints its process id on standard output, and ends when the command ends, with its exit status.
+The command's output goes to standard error.
 
-When the parent is gone, however it ended, the command gets ABANDON_SIGNAL and five seconds later SIGKILL. When this process itself
-is killed, the kernel kills the command. The kernel's signal is tied to the *thread* that forked, which here is the only one; in the
-parent it could be any, which is why this process stands between. It asks for its parent's id because a pipe would be held
-open by whatever else the parent has forked.
+When the parent is gone, however it ended, the command gets ABANDON_SIGNAL and five seconds later SIGKILL. When this
+process itself is killed, the kernel kills the command. The kernel's signal is tied to the *thread* that forked, which
+here is the only one; in the parent it could be any, which is why this process stands between. It asks for its parent's
+id because a pipe would be held open by whatever else the parent has forked.
 """
 
 from __future__ import annotations

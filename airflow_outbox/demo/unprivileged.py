@@ -1,7 +1,7 @@
 """What a server needs that refuses to run as root: a system user, and places that this user can reach.
 
-A checkout below a home directory is often closed to other users. Its permissions are left as they are: what the server must reach
-lies, or is copied, below `/tmp/airflow-outbox-UID` instead.
+A checkout below a home directory is often closed to other users. Its permissions are left as they are: what the server
+must reach lies, or is copied, below `/tmp/airflow-outbox-UID` instead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.65535")
 
 
 class ServerUserError(OutboxError):
-    """Postgres does not run as root, and no system user could be made for it. Run as another user, or add the named one."""
+    """Postgres does not run as root, and no system user could be made for it. Run as another, or add the named one."""
 
 
 def server_user() -> str | None:
-    """The system user to run Postgres as: None for the present one; a user of its own, made if it is missing, for root."""
+    """The system user to run Postgres as: None for the present one; for root a user of its own, made if missing."""
     if os.geteuid() != 0:
         return None
     if not _exists(SERVER_USER):
@@ -64,10 +64,11 @@ def reachable_programs(root: Path, folders: Sequence[str], *, sample: str, name:
 
 
 def reachable_data(folder: Path, *, user: str | None) -> Path:
-    """The directory `data` in `folder`, made for `user` if it is new, where `user` can reach it and a Unix socket's path fits.
+    """The directory `data` in `folder`, made for `user` if it is new, where `user` can reach it and a Unix
+    socket's path fits.
 
-    Otherwise `data` is a link to a directory below `/tmp`. That goes when `folder` no longer has the link and another such
-    directory is made.
+    Otherwise `data` is a link to a directory below `/tmp`. That goes when `folder` no longer has the link and another
+    such directory is made.
     """
     data = folder / "data"
     if data.is_dir():
@@ -122,6 +123,6 @@ def _exists(user: str) -> bool:
 
 
 def _allowed(user: str, question: str, path: Path) -> bool:
-    """Whether `user` may, by the shell's `test`: permission bits alone don't tell, nor could root ask for another user."""
+    """Whether `user` may, as the shell's `test` says when that user runs it: permission bits alone don't tell."""
     group = pwd.getpwnam(user).pw_gid
     return subprocess.run(["test", question, path], user=user, group=group, extra_groups=[], cwd="/").returncode == 0

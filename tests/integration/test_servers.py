@@ -1,4 +1,4 @@
-"""The embedded servers: they start, keep their data through crashes, and never outlive the process that started them."""
+"""The embedded servers: they start, keep their data through crashes, and never outlive whoever started them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,8 @@ def test_kafka_makes_no_topic_unasked(kafka: EmbeddedKafka, topic_prefix: str) -
     client = Producer({"bootstrap.servers": kafka.bootstrap, **QUIET})
     for _ in range(2):  # asking for a topic is what makes it, where brokers do so
         error = client.list_topics(unknown, timeout=20).topics[unknown].error
-        assert error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        assert error is not None
+        assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
         time.sleep(0.3)
 
 
