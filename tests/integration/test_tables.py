@@ -175,7 +175,7 @@ FORBIDDEN_TO_STASH = [
 
 @pytest.mark.parametrize("statement", FORBIDDEN_TO_STASH)
 def test_the_stashing_role_can_do_nothing_else(connection: psycopg.Connection[Any], roles: dict[str, str], statement: str) -> None:
-    with acting_as(connection, roles["stash"]), pytest.raises(psycopg.errors.InsufficientPrivilege):
+    with acting_as(connection, roles["stash"]), pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
         connection.execute(statement)  # type: ignore[call-overload]
     with connection.transaction():
         connection.execute(statement)  # type: ignore[call-overload]  # the statement itself is sound: its owner may

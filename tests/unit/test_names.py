@@ -1,0 +1,38 @@
+"""An outbox's name, as it is written and as Postgres stores it."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_outbox.errors import InvalidNameError
+from airflow_outbox.names import OutboxName
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "table", "leader"),
+    [
+        ("outbox", None, "outbox", '"outbox_leader"'),
+        ("App.Outbox", "app", "outbox", '"app"."outbox_leader"'),
+        ('"App"."Out.box"', "App", "Out.box", '"App"."Out.box_leader"'),
+        ('"a""b"', None, 'a"b', '"a""b_leader"'),
+        ("größe", None, "größe", '"größe_leader"'),
+    ],
+)
+def test_names(text: str, schema: str | None, table: str, leader: str) -> None:
+    name = OutboxName.parse(text)
+    assert (name.schema, name.table, name.text("leader")) == (schema, table, leader)
+    assert OutboxName.parse(str(name)) == name
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a.b.c", "1a", '"open', "a;drop table b", '""', "a."])
+def test_what_is_no_name(text: str) -> None:
+    with pytest.raises(InvalidNameError, match="double quotes"):
+        OutboxName.parse(text)
+
+
+def test_room_for_the_tables_beside_it() -> None:
+    assert OutboxName.parse("o" * 55).table == "o" * 55
+    with pytest.raises(InvalidNameError, match="at most 55 bytes"):
+        OutboxName.parse("o" * 56)
+    with pytest.raises(InvalidNameError, match="too long"):
+        OutboxName.parse('"' + "ö" * 28 + '"')
