@@ -58,6 +58,7 @@ async def harvest(config: HarvestConfig, *, until: Until, events: Events, stop: 
     async def new_log() -> Log:
         return KafkaLog(producer_settings(config))
 
+    await (await new_log()).close()  # settings that the client refuses are found now, not when this member comes to lead
     harvester = Harvester(
         table=table,
         new_log=new_log,

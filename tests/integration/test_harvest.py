@@ -1,0 +1,363 @@
+"""The harvesting process as a user meets it: the command, the child, their ends, and what they say; on the real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.table import OutboxTable
+
+COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
+CHILD = [sys.executable, "-m", "airflow_outbox.harvest"]
+
+
+@dataclass(slots=True)
+class Outbox:
+    """An outbox with one data topic, ready to be harvested."""
+
+    database: str
+    bootstrap: str
+    topic: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def stash(self, count: int, *, keys: int = 10, start: int = 0) -> None:
+        with psycopg.connect(self.database) as connection:
+            stash(connection, [OutboxRecord(self.topic, f"k{n % keys}", str(n), {"n": str(n)}) for n in range(start, start + count)])
+
+    def left(self) -> int:
+        return int(self.query("SELECT count(*) FROM outbox")[0][0])
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            return connection.execute(statement).fetchall()  # type: ignore[call-overload]
+
+    def published(self) -> list[tuple[str, int]]:
+        """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": False})
+        try:
+            partitions = [TopicPartition(self.topic, number, 0) for number in range(4)]
+            ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
+            consumer.assign(partitions)
+            found: list[tuple[str, int]] = []
+            while len(found) < sum(ends):
+                found += [(message.key().decode(), int(message.value())) for message in consumer.consume(1000, timeout=10)]
+            return found
+        finally:
+            consumer.close()
+
+    def by_key(self) -> dict[str, list[int]]:
+        lanes: dict[str, list[int]] = {}
+        for key, number in self.published():
+            lanes.setdefault(key, []).append(number)
+        return lanes
+
+
+@pytest.fixture
+def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
+    outbox = Outbox(database, kafka.bootstrap, topic_prefix + "data")
+    outbox.settings = {"data_source": database, "kafka": {"bootstrap.servers": kafka.bootstrap}}
+    config = HarvestConfig.validated(outbox.settings, source="test")
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, OutboxName.parse("outbox"))
+        identity = OutboxTable(connection, config.name).identity()
+    make_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([NewTopic(outbox.topic, 4, 1)])[outbox.topic].result()
+    return outbox
+
+
+class Process:
+    """A harvester as a process of its own, and the events it writes."""
+
+    def __init__(self, command: list[str], *, first_line: dict[str, Any] | None = None) -> None:
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.events: list[dict[str, Any]] = []
+        if first_line is not None:
+            assert self.popen.stdin is not None
+            self.popen.stdin.write(json.dumps(first_line) + "\n")
+            self.popen.stdin.flush()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.events.append(json.loads(line))
+
+    def wait_for(self, event: str, *, within: float = 20, **fields: Any) -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+
+        def happened() -> bool:
+            found[:] = [seen for seen in self.events if seen["event"] == event and fields.items() <= seen.items()]
+            return bool(found)
+
+        wait_until(happened, within=within, doing=f"waiting for {event}: {self.events}")
+        return found[0]
+
+    def ends(self, *, within: float) -> float:
+        """Wait for the end, and return how many seconds it took."""
+        started = time.monotonic()
+        self.popen.wait(within)
+        self._reader.join(5)
+        return time.monotonic() - started
+
+
+def wait_until(condition: Callable[[], bool], *, within: float, doing: str = "") -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, doing
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(outbox: Outbox, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start a harvester: as the command, or as the child."""
+    started: list[Process] = []
+
+    def start(*arguments: str, child: bool = False, until: str = "forever", **settings: Any) -> Process:
+        config = {**outbox.settings, **settings}
+        if child:
+            process = Process(CHILD, first_line={"config": config, "until": until})
+        else:
+            file = tmp_path / "outbox.yaml"
+            file.write_text(yaml.safe_dump(config))
+            process = Process([*COMMAND, "harvest", "-f", str(file), "--until", until, *arguments])
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.popen.poll() is None:
+            process.popen.send_signal(signal.SIGCONT)
+            process.popen.kill()
+            process.popen.wait()
+
+
+Start = Callable[..., Process]
+
+
+def in_order(count: int, keys: int = 10) -> dict[str, list[int]]:
+    return {f"k{key}": list(range(key, count, keys)) for key in range(min(keys, count))}
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["command", "child"])
+def test_everything_is_published_once_in_order_and_purged(outbox: Outbox, start: Start, child: bool) -> None:
+    outbox.stash(3000)
+    process = start(until="drained", child=child)
+    process.ends(within=30)
+    assert process.popen.returncode == 0
+    assert outbox.left() == 0
+    assert outbox.by_key() == in_order(3000)
+    ended = process.wait_for("ended", reason="drained")
+    assert ended["published"] == 3000
+    progress = [event for event in process.events if event["event"] == "progress"]
+    assert sum(sum(event["topics"].values()) for event in progress) == 3000
+    assert [event["event"] for event in process.events if event["event"] != "progress"] == ["started", "elected", "view", "ended"]
+
+
+def test_one_hot_key_stays_in_order(outbox: Outbox, start: Start) -> None:
+    outbox.stash(2000, keys=1)
+    start(until="drained").ends(within=30)
+    assert outbox.by_key() == in_order(2000, keys=1)
+
+
+def test_it_goes_on_with_what_is_stashed_later(outbox: Outbox, start: Start) -> None:
+    process = start()
+    process.wait_for("view")
+    for turn in range(3):
+        outbox.stash(100, start=100 * turn)
+        wait_until(lambda: outbox.left() == 0, within=10)
+    assert outbox.by_key() == in_order(300)
+    view = process.wait_for("progress", standing="leading")["view"]
+    assert outbox.query("SELECT view::text, published FROM outbox_leader") == [(view, 300)] or wait_for_account(outbox, 300)
+
+
+def wait_for_account(outbox: Outbox, published: int) -> bool:
+    wait_until(lambda: outbox.query("SELECT published FROM outbox_leader") == [(published,)], within=3)
+    return True
+
+
+def test_sigterm_ends_the_command_and_hands_over_within_a_second(outbox: Outbox, start: Start) -> None:
+    first = start()
+    first.wait_for("view")
+    second = start()
+    wait_until(lambda: len({e["standing"] for p in (first, second) for e in p.events[-1:] if "standing" in e}) == 2, within=15)
+    leader, other = (first, second) if first.events[-1]["standing"] == "leading" else (second, first)
+    outbox.stash(5000)
+    seen = len(other.events)
+    leader.popen.terminate()
+    assert leader.ends(within=10) < 3
+    assert leader.popen.returncode == 0
+    assert leader.wait_for("ended", reason="stopped")
+    wait_until(lambda: any(event["event"] == "view" for event in other.events[seen:]), within=1)
+    wait_until(lambda: outbox.left() == 0, within=10)
+    assert outbox.by_key() == in_order(5000)
+
+
+def test_a_killed_leader_is_followed_and_nothing_is_lost(outbox: Outbox, start: Start) -> None:
+    first = start()
+    first.wait_for("view")
+    second = start()
+    second.wait_for("progress")
+    outbox.stash(20_000)
+    wait_until(lambda: outbox.left() < 20_000, within=15)
+    first.popen.kill()
+    second.wait_for("view", within=6 + 2 + 1)
+    wait_until(lambda: outbox.left() == 0, within=20)
+    for key, numbers in outbox.by_key().items():
+        assert list(dict.fromkeys(numbers)) == in_order(20_000)[key]
+
+
+def test_a_stopped_leaders_lock_on_the_fence_is_ended(outbox: Outbox, start: Start) -> None:
+    with psycopg.connect(outbox.database) as stopped, psycopg.connect(outbox.database, autocommit=True) as setting:
+        pid = stopped.execute("SELECT pg_backend_pid()").fetchone()
+        setting.execute(
+            "UPDATE outbox_leader SET view = gen_random_uuid(), backends = jsonb_build_array(jsonb_build_object("
+            "'pid', pid, 'started', backend_start)) FROM pg_stat_activity WHERE pid = %s",
+            pid,
+        )
+        stopped.execute("SELECT FROM outbox_leader FOR SHARE")
+        outbox.stash(10)
+        start(until="drained").ends(within=20)
+        assert outbox.left() == 0
+        with pytest.raises(psycopg.OperationalError):
+            stopped.execute("SELECT 1")
+
+
+def test_a_strangers_lock_on_the_fence_is_named_and_waited_for(outbox: Outbox, start: Start) -> None:
+    outbox.stash(10)
+    with psycopg.connect(outbox.database) as stranger:
+        stranger.execute("SELECT FROM outbox_leader FOR UPDATE")
+        process = start()
+        error = process.wait_for("error")
+        assert "pg_stat_activity" in error["error"]
+        assert outbox.left() == 10
+        stranger.rollback()
+        wait_until(lambda: outbox.left() == 0, within=15)
+
+
+def test_a_record_that_kafka_refuses_is_named_and_the_others_go_out(outbox: Outbox, start: Start) -> None:
+    outbox.stash(50)
+    outbox.query("UPDATE outbox SET kafka_header_values = ARRAY[]::text[] WHERE kafka_value = '17' RETURNING id")
+    process = start()
+    assert "1 header names for 0 header values" in process.wait_for("error")["error"]
+    wait_until(lambda: outbox.left() == 4, within=20)  # it, and the later ones of its key
+    assert outbox.query("SELECT kafka_value FROM outbox ORDER BY id") == [("17",), ("27",), ("37",), ("47",)]
+    errors = [event for event in process.events if event["event"] == "error"]
+    assert errors[-1]["retry_in"] >= errors[0]["retry_in"]
+    assert outbox.query("SELECT last_error LIKE '%header names%' FROM outbox_leader") == [(True,)]
+
+
+def test_the_child_is_gone_within_a_second_of_its_pipe_closing(outbox: Outbox, start: Start) -> None:
+    outbox.stash(30_000)
+    process = start(child=True)
+    process.wait_for("view")
+    assert process.popen.stdin is not None
+    process.popen.stdin.close()
+    assert process.ends(within=5) < 1
+    assert process.popen.returncode == 0
+    start(until="drained").ends(within=30)
+    for key, numbers in outbox.by_key().items():
+        assert list(dict.fromkeys(numbers)) == in_order(30_000)[key]
+
+
+def test_the_child_is_gone_within_a_second_even_when_kafka_is_silent(outbox: Outbox, server_folder: Path, kafka_classpath: str, start: Start) -> None:
+    with EmbeddedKafka(server_folder / "silent", classpath=kafka_classpath) as kafka:
+        outbox.settings["kafka"] = {"bootstrap.servers": kafka.bootstrap}
+        config = HarvestConfig.validated(outbox.settings, source="test")
+        with psycopg.connect(outbox.database, autocommit=True) as connection:
+            make_leader_topic(config, KafkaNames.of(config, OutboxTable(connection, config.name).identity().outbox_id))
+        process = start(child=True)
+        process.wait_for("view")
+        kafka.pause()
+        process.popen.terminate()
+        try:
+            assert process.ends(within=5) < 1
+        finally:
+            kafka.resume()
+
+
+def test_the_child_is_small_and_loads_neither_airflow_nor_spark(outbox: Outbox, start: Start) -> None:
+    process = start(child=True)
+    process.wait_for("view")
+    status = Path(f"/proc/{process.popen.pid}/status").read_text()
+    resident = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+    assert resident < 80 * 1024
+    maps = Path(f"/proc/{process.popen.pid}/maps").read_text()
+    assert "site-packages/confluent_kafka" in maps
+    for module in ("pyarrow", "sqlalchemy", "numpy", "uvloop"):
+        assert f"site-packages/{module}" not in maps
+
+
+def test_secrets_are_in_neither_arguments_nor_environment(outbox: Outbox, start: Start) -> None:
+    process = start(child=True, data_source=outbox.database + " password=s3cret")
+    process.wait_for("view")
+    for file in ("cmdline", "environ"):
+        assert b"s3cret" not in Path(f"/proc/{process.popen.pid}/{file}").read_bytes()
+    assert "s3cret" not in json.dumps(process.events)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"outbox_table": "nowhere"}, "airflow-outbox init"),
+        ({"data_source": "host=127.0.0.1 port=1 dbname=x"}, "can't connect to Postgres"),
+        ({"kafka": {"bootstrap.servers": "127.0.0.1:1"}}, "can't reach Kafka at 127.0.0.1:1"),
+        ({"leader_topic": "not-there"}, "there is no topic not-there. Run `airflow-outbox init`"),
+        ({"kafka_producer": {"no.such.setting": 1}}, "no.such.setting"),
+        ({"oops": 1}, "unknown setting oops"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_keeps_the_child_from_starting_is_said_with_what_to_do(start: Start, settings: dict[str, Any], says: str) -> None:
+    process = start(child=True, **settings)
+    process.ends(within=30)
+    assert process.popen.returncode == 1
+    assert says in process.wait_for("error", retry_in=None)["error"]
+
+
+def test_until_a_time(outbox: Outbox, start: Start) -> None:
+    moment = time.time() + 3
+    process = start(child=True, until=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment)))
+    process.ends(within=10)
+    process.wait_for("ended", reason="time")
+    assert moment - 1 < time.time() < moment + 3
+
+
+def test_garbage_on_stdin_is_refused() -> None:
+    for line in ("no json", "[]", "{}", '{"config": 1}'):
+        done = subprocess.run(CHILD, input=line + "\n", capture_output=True, text=True, timeout=20, check=False)
+        assert done.returncode == 1
+        assert json.loads(done.stdout)["event"] == "error"
+    assert subprocess.run(CHILD, input="", capture_output=True, text=True, timeout=20, check=False).returncode == 0
+
+
+def test_sigint_ends_it_too(start: Start) -> None:
+    process = start()
+    process.wait_for("view")
+    os.kill(process.popen.pid, signal.SIGINT)
+    process.ends(within=5)
+    assert process.popen.returncode == 0
