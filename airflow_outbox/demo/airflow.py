@@ -27,14 +27,15 @@ def loopback_name() -> str:
 
 
 class AirflowStandalone:
-    """Scheduler, Dag processor, API server and triggerer, with metadata in SQLite and all else in `folder` (Airflow's home).
+    """Scheduler, Dag processor, API server and triggerer; all they keep, a SQLite database too, is in `folder`.
 
-    As a context manager it starts on entry and stops on exit; whatever its tasks and triggers have started ends with it, and all of it
-    ends with the process that started it. User and password are `admin`.
+    As a context manager it starts on entry and stops on exit; whatever its tasks and triggers have started ends with
+    it, and all of it ends with the process that started it. User and password are `admin`.
 
-    `dags` is the folder of Dag files. `connections` are Airflow connections by id, as mappings (`conn_type`, `host`, `login`, …) or URIs.
-    `environment` is added to the present one, from which everything of another Airflow is taken out. `parallelism` is how many tasks
-    run at once; `log` is what all parts print, by default `airflow.log` in the folder.
+    `dags` is the folder of Dag files. `connections` are Airflow connections by id, as mappings (`conn_type`, `host`,
+    `login`, …) or URIs. `environment` is added to the present one, from which everything of another Airflow is taken
+    out. `parallelism` is how many tasks run at once; `log` is what all parts print, by default `airflow.log` in the
+    folder.
     """
 
     def __init__(
@@ -65,13 +66,16 @@ class AirflowStandalone:
 
     @property
     def pid(self) -> int:
-        """The id of the process of which all of Airflow's processes descend. Raises `ServerError` when it does not run."""
+        """The process that all of Airflow's processes descend from. Raises `ServerError` when it does not run."""
         if self._process is None or not self._process.running:
             raise ServerError("Airflow does not run. Start it first.")
         return self._process.pid
 
     def start(self) -> Self:
-        """Start Airflow and wait until all its parts have reported (about 25 s). Raises `ServerError` with the end of its log."""
+        """Start Airflow and wait until all its parts have reported (about 20 s).
+
+        Raises `ServerError` with the end of its log when they have not within three minutes.
+        """
         if self._process is not None and self._process.running:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)

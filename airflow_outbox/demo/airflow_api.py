@@ -38,7 +38,7 @@ class AirflowApi:
         self.close()
 
     def healthy(self) -> bool:
-        """Whether API server, metadata database, scheduler, triggerer and Dag processor all answer and have heartbeats."""
+        """Whether the API server answers, and metadata database, scheduler, triggerer and Dag processor are well."""
         try:
             answer = self._client.get("/api/v2/monitor/health")
         except httpx.TransportError:
@@ -60,7 +60,7 @@ class AirflowApi:
         return self._ask("GET", f"/dags/{quote(dag_id)}", missing_ok=True) is not None
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = 60.0) -> None:
-        """Wait until the Dag has been read. A file that can't be read, or `timeout` seconds, is an `AirflowApiError`."""
+        """Wait until the Dag has been read. A file that can't be read is an error at once."""
 
         def known() -> bool:
             if self.has_dag(dag_id):
@@ -95,7 +95,7 @@ class AirflowApi:
         return str(self._ask("GET", _run_path(dag_id, run_id))["state"])
 
     def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
-        """A task instance as Airflow describes it (`state`, `try_number`, `trigger`, …). `state` is None until it is scheduled."""
+        """A task instance as Airflow describes it (`state`, None until it is scheduled; `try_number`, `trigger`, …)."""
         return dict(self._ask("GET", _task_path(dag_id, run_id, task_id)))
 
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:

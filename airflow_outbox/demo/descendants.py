@@ -1,9 +1,9 @@
 """Run a command, and end everything that came of it when it ends or is to end.
 
-Run as a script: `python -I -S descendants.py GRACE_SECONDS COMMAND…`. `airflow standalone` starts processes that start processes, some in
-process groups and sessions of their own, and ends without all of them. This process adopts what they leave behind (it is a
-subreaper), so that it can find every one. At SIGTERM or SIGINT the command gets SIGINT; when it has ended, or after the grace,
-whatever is left is killed.
+Run as a script: `python -I -S descendants.py GRACE_SECONDS COMMAND…`. `airflow standalone` starts processes that start
+processes, some in process groups and sessions of their own, and ends without all of them. This process adopts what they
+leave behind (it is a subreaper), so that it can find every one. At SIGTERM or SIGINT the command gets SIGINT; when it
+has ended, or after the grace, whatever is left is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def run(command: list[str], *, grace: float) -> int:
     """Run the command until it ends or this process is signalled; return its exit status as a shell would."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A handler rather than a mask, which the command would inherit; and a shell's background jobs are started with SIGINT ignored.
+        # A handler rather than a mask, which the command would inherit; and a shell's background jobs are started with
+        # SIGINT ignored.
         signal.signal(number, lambda received, _: asked.append(received))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(
@@ -75,7 +76,8 @@ def _descendants(pid: int) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name, in parentheses, may hold spaces and parentheses; the parent's id is the second field behind it.
+                # The name, in parentheses, may hold spaces and parentheses; the parent's id is the second field behind
+                # it.
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = list(children.get(pid, []))

@@ -1,0 +1,167 @@
+"""OutboxHook: an outbox, and how it is harvested, by Airflow's connections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+from airflow.providers.common.compat.sdk import mask_secret
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+from psycopg.conninfo import make_conninfo
+
+from airflow_outbox.errors import ConfigurationError, OutboxError, PostgresError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.topics import KafkaNames, require_leader_topic
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import OutboxRecord, Ticket
+from airflow_outbox.stash import stash
+from airflow_outbox.table import OutboxTable
+
+FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "kafka"})
+_SECRET_SETTING = re.compile(r"password|secret|token|\.pem$|credential|oauthbearer\.config|basic\.auth")
+
+
+def check_settings(settings: Mapping[str, Any], *, outbox: str = "outbox") -> None:
+    """Examine settings of the harvester as far as they can be without the connections. Raises ConfigurationError."""
+    if taken := sorted(FROM_CONNECTIONS & settings.keys()):
+        raise ConfigurationError(f"settings: {taken[0]} comes from the connections and the outbox's name. Leave it out")
+    known = {"data_source": "", "outbox_table": outbox, "kafka": {"bootstrap.servers": "by the connection"}}
+    HarvestConfig.validated({**known, **settings}, source="settings")
+
+
+class OutboxHook(PostgresHook):
+    """An outbox in the database of a Postgres connection, harvested to the brokers of a Kafka connection.
+
+    `postgres_conn_id` and `kafka_conn_id` are connections of the types `postgres` and `kafka`; `outbox` is `table` or
+    `schema.table`. Everything that a PostgresHook does works too. The outbox's own statements use psycopg, whatever
+    driver that hook has.
+    """
+
+    conn_name_attr = "postgres_conn_id"
+    default_conn_name = "postgres_default"
+    hook_name = "Outbox"
+
+    def __init__(
+        self,
+        *,
+        postgres_conn_id: str = default_conn_name,
+        kafka_conn_id: str = KafkaBaseHook.default_conn_name,
+        outbox: str = "outbox",
+    ) -> None:
+        super().__init__(postgres_conn_id=postgres_conn_id)
+        self.postgres_conn_id = postgres_conn_id
+        self.kafka_conn_id = kafka_conn_id
+        self.outbox = outbox
+
+    def stash(self, records: OutboxRecord | Iterable[OutboxRecord]) -> Ticket:
+        """Stash records in a transaction of their own. Raises what `transaction` and `airflow_outbox.stash` raise."""
+        with self.transaction() as connection:
+            return stash(connection, records, outbox=self.outbox)
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection[Any]]:
+        """A psycopg connection in a transaction, committed at the end of the block: for records and business rows.
+
+        Raises ConfigurationError for a connection that libpq does not understand, PostgresError when it can't be
+        opened.
+        """
+        try:
+            connection = psycopg.connect(self.data_source(), autocommit=True)
+        except psycopg.Error as error:
+            reason = " ".join(str(error).split())
+            raise PostgresError(
+                f"connection {self.postgres_conn_id}: {reason}. Check it, and that the server is up"
+            ) from error
+        try:
+            with connection.transaction():
+                yield connection
+        finally:
+            connection.close()
+
+    def data_source(self) -> str:
+        """The Postgres connection as a libpq connection string; it holds the password. Raises ConfigurationError."""
+        connection = self.get_connection(self.postgres_conn_id)
+        extra = connection.extra_dejson
+        user, password, port = connection.login, connection.password, connection.port
+        if extra.get("iam"):
+            user, password, port = self.get_iam_token(connection)
+        parameters = {
+            "host": connection.host,
+            "port": port,
+            "dbname": connection.schema,
+            "user": user,
+            "password": password,
+            "application_name": "airflow-outbox",
+            **{name: value for name, value in extra.items() if name not in self.ignored_extra_options},
+        }
+        for name, value in parameters.items():
+            if value and _SECRET_SETTING.search(name):
+                mask_secret(str(value))
+        try:
+            return make_conninfo(**{name: str(value) for name, value in parameters.items() if value not in (None, "")})
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(
+                f"connection {self.postgres_conn_id}: {str(error).strip()}. Correct its extra"
+            ) from None
+
+    def kafka_settings(self) -> dict[str, Any]:
+        """The Kafka connection as librdkafka settings, secrets included.
+
+        Raises ConfigurationError for what a process can't be given.
+        """
+        try:
+            settings: dict[str, Any] = _KafkaSettings(self.kafka_conn_id).get_conn  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise ConfigurationError(f"connection {self.kafka_conn_id}: {error}") from error
+        for name, value in settings.items():
+            if callable(value):
+                raise ConfigurationError(
+                    f"connection {self.kafka_conn_id}: {name} is a Python function, which a process can't be given. "
+                    "Use a mechanism without one: SCRAM, TLS certificates, sasl.oauthbearer.method=oidc"
+                )
+            if _SECRET_SETTING.search(name):
+                mask_secret(str(value))
+        return settings
+
+    def harvest_config(self, **settings: Any) -> dict[str, Any]:
+        """The configuration of a harvesting process, as JSON takes it; it holds secrets.
+
+        `settings` are added (`limits`, `leader_topic`, …). Raises ConfigurationError, also for a connection whose
+        password is a token: it would expire during a harvest.
+        """
+        check_settings(settings, outbox=self.outbox)
+        if self.get_connection(self.postgres_conn_id).extra_dejson.get("iam"):
+            raise ConfigurationError(
+                f"connection {self.postgres_conn_id}: iam makes passwords that expire within minutes, and a harvest "
+                "goes on for longer. Use a connection with a password or a certificate for harvesting"
+            )
+        config = {
+            "data_source": self.data_source(),
+            "outbox_table": self.outbox,
+            "kafka": self.kafka_settings(),
+            **settings,
+        }
+        HarvestConfig.validated(config, source=f"connections {self.postgres_conn_id} and {self.kafka_conn_id}")
+        return config
+
+    def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the base class has no annotation
+        """Whether outbox, brokers and the topic of the election are there, and if not, why."""
+        try:
+            config = HarvestConfig.validated(self.harvest_config(), source="connections")
+            with self.transaction() as connection:
+                identity = OutboxTable(connection, OutboxName.parse(self.outbox)).identity()
+            require_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
+        except OutboxError as error:
+            return False, str(error)
+        return True, f"outbox {self.outbox} ({identity.outbox_id}) and Kafka are reached"
+
+
+class _KafkaSettings(KafkaBaseHook):
+    """The Kafka provider's way to build settings, cloud logins included, without the client that it makes of them."""
+
+    def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config

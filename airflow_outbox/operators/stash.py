@@ -1,0 +1,126 @@
+"""OutboxStashOperator: a few records, and business rows with them, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import psycopg
+from airflow.providers.common.compat.sdk import BaseOperator
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+
+from airflow_outbox.errors import InvalidRecordError
+from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import OutboxRecord, Ticket
+from airflow_outbox.sql import statements
+from airflow_outbox.stash import stash
+from airflow_outbox.table import OutboxTable, render, translated
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_FIELDS = ("topic", "key", "value", "headers", "partition")
+_REQUIRED = ("topic", "key")
+
+
+class OutboxStashOperator(BaseOperator):
+    """Stash `records` in one transaction, together with what `sql` writes; the result (XCom) is the ticket as text.
+
+    A record is a mapping with `topic`, `key`, `value` (text or bytes; missing or None is a tombstone), and, where
+    wanted, `headers` (a mapping, or a list of pairs) and `partition`; or an OutboxRecord. `sql` is a statement, or
+    several without parameters, without COMMIT; `parameters` are its `%s` or `%(name)s` values. The rows of more than a
+    few thousand records are a job for Spark.
+
+    The task commits once: a run of it that is tried again, or cleared, finds its entry in `<outbox>_commits`, writes
+    nothing and returns the ticket that it returned before. For a deliberate repeat give another `version`, a whole
+    number. The role needs what `airflow-outbox grant --job` gives.
+
+    Raises InvalidRecordError, which names record and field, before anything is written; PostgresError,
+    OutboxMissingError.
+    """
+
+    template_fields: Sequence[str] = ("records", "sql", "parameters", "version", "outbox", "postgres_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"records": "json", "sql": "sql", "parameters": "json"}
+    ui_color = "#dcfce7"
+
+    def __init__(
+        self,
+        *,
+        records: Sequence[Mapping[str, Any] | OutboxRecord],
+        sql: str | None = None,
+        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+        version: int | str = 0,
+        outbox: str = "outbox",
+        postgres_conn_id: str = PostgresHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.records = records
+        self.sql = sql
+        self.parameters = parameters
+        self.version = version
+        self.outbox = outbox
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> str:
+        """Stash, or find that it has been done. Returns the ticket as text."""
+        records = read_records(self.records)
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        name = OutboxName.parse(self.outbox)
+        entry = {"app_id": commit_id(context["ti"]), "version": int(self.version)}
+        with hook.transaction() as connection, translated(name):
+            entered = connection.execute(_query("commit_once", name), {**entry, "records": len(records)}).fetchone()
+            if entered is None:
+                ticket = _earlier_ticket(connection, name, entry)
+                self.log.info(
+                    "version %s of this task was committed before; nothing is written again. Ticket %s",
+                    self.version,
+                    ticket,
+                )
+            else:
+                if self.sql:
+                    connection.execute(cast("Any", self.sql), self.parameters)
+                ticket = stash(connection, records, outbox=self.outbox)
+                self.log.info("%d records stashed into %s. Ticket %s", len(records), name, ticket)
+        return str(ticket)
+
+
+def commit_id(task: Any) -> str:
+    """The id under which a task instance commits: the same at every try of it, and no other task's."""
+    return "/".join(["airflow", task.dag_id, task.run_id, task.task_id, str(task.map_index)])
+
+
+def read_records(given: object) -> list[OutboxRecord]:
+    """Records from what a Dag gives, mappings or OutboxRecords. Raises InvalidRecordError."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        kind = type(given).__name__
+        problem = f"a list is needed, not {kind}; for a template, set render_template_as_native_obj on the Dag"
+        raise InvalidRecordError(record=0, field="records", problem=problem)
+    return [record if isinstance(record, OutboxRecord) else _read(place, record) for place, record in enumerate(given)]
+
+
+def _read(place: int, given: object) -> OutboxRecord:
+    if not isinstance(given, Mapping):
+        raise InvalidRecordError(record=place, field="record", problem=f"must be a mapping, not {type(given).__name__}")
+    for field in given:
+        if field not in _FIELDS:
+            raise InvalidRecordError(record=place, field=str(field), problem=f"unknown; there are {', '.join(_FIELDS)}")
+    for field in _REQUIRED:
+        if field not in given:
+            raise InvalidRecordError(record=place, field=field, problem="is missing")
+    headers = given.get("headers") or ()
+    pairs = (
+        headers if isinstance(headers, Mapping) else [tuple(pair) for pair in headers]
+    )  # XCom and JSON make lists of tuples
+    return OutboxRecord(given["topic"], given["key"], given.get("value"), pairs, given.get("partition"))
+
+
+def _earlier_ticket(connection: psycopg.Connection[Any], name: OutboxName, entry: Mapping[str, Any]) -> Ticket:
+    identity = OutboxTable(connection, name).identity()
+    transaction_id, _ = connection.execute(_query("earlier_commit", name), entry).fetchone() or (0, 0)
+    return Ticket(identity.outbox_id, identity.incarnation, int(transaction_id))
+
+
+def _query(statement: str, name: OutboxName) -> Any:
+    return render(statements("queries.sql")[statement], name)

@@ -1,0 +1,7 @@
+"""Sensors: tasks that harvest or wait."""
+
+from __future__ import annotations
+
+from airflow_outbox.version_compat import require_airflow_3
+
+require_airflow_3()

@@ -1,0 +1,7 @@
+"""Triggers: what the triggerer runs."""
+
+from __future__ import annotations
+
+from airflow_outbox.version_compat import require_airflow_3
+
+require_airflow_3()

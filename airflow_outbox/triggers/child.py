@@ -1,0 +1,113 @@
+"""The harvesting process as its supervisor sees it: configuration in by stdin, events out by stdout, gone in a second.
+
+Nothing secret stands in its arguments or its environment. It holds its stdin as a lifeline: it ends when the supervisor
+closes the pipe, and when the supervisor is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Self
+
+# -P: the triggerer's working folder is no place to import from.
+COMMAND = (sys.executable, "-P", "-m", "airflow_outbox.harvest")
+END_SECONDS = 0.95  # it ends itself within 0.9 s
+LONGEST_LINE = 1024 * 1024
+_CHUNK = 65536
+
+
+class HarvestChild:
+    """A harvesting process. `start` makes one; `end` must be called, and may be called again."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, config: Mapping[str, Any], *, until: str, command: Sequence[str] = COMMAND) -> Self:
+        """Start a process that harvests by `config` (as OutboxHook.harvest_config makes it) until `until`."""
+        # A session of its own: what is sent to the triggerer's process group is for the triggerer to pass on.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, env=_environment()
+        )
+        child = cls(process)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"config": config, "until": until}).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # it is dead already; its exit status will tell
+                await process.stdin.drain()
+        except BaseException:
+            await child.end()
+            raise
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """What the process tells, until it closes its output.
+
+        A line that is no event comes as `{"event": "output", "line": …}`.
+        """
+        assert self._process.stdout is not None
+        async for line in _lines(self._process.stdout):
+            yield parse_event(line)
+
+    async def end(self) -> None:
+        """End the process in order, or else by SIGKILL, within a second. Nothing happens when it has ended."""
+        process = self._process
+        if process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(END_SECONDS):
+                        await process.wait()
+            finally:  # also when the wait is cancelled
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def parse_event(line: str) -> dict[str, Any]:
+    """The event that a line of output holds, or the line itself as an event of the kind `output`."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            return event
+    return {"event": "output", "line": line}
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines that are not empty, a last one without its end too. Of a very long one only the beginning is kept."""
+    begun = bytearray()
+    while chunk := await stream.read(_CHUNK):
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            begun += part[: LONGEST_LINE - len(begun)]
+            if begun:
+                yield begun.decode("utf-8", "replace")
+            begun.clear()
+        begun += rest[: LONGEST_LINE - len(begun)]
+    if begun:
+        yield begun.decode("utf-8", "replace")
+
+
+def _environment() -> dict[str, str]:
+    """The triggerer's environment without what is Airflow's: connections, the metadata database's address, keys."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}

@@ -1,0 +1,176 @@
+"""What of a harvest is shown, and how often: in the task's log, in the XCom `progress`, in asset events.
+
+Pure: the clock is passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PROGRESS_INTERVAL = 10.0
+IDLE_PROGRESS_INTERVAL = 600.0
+ASSET_EVENT_INTERVAL = 1.0
+_BURST = 20
+_REFILL_INTERVAL = 10.0
+_KEPT_OUTPUT = 20
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line for the task's log, with a level of the module `logging`."""
+
+    level: int
+    text: str
+
+
+@dataclass(slots=True)
+class LogLimit:
+    """Lets a burst of lines through, then one every ten seconds: a deferred task's log is one file for its life."""
+
+    left: float = _BURST
+    at: float | None = None
+    held_back: int = 0
+
+    def passes(self, now: float) -> bool:
+        if self.at is not None:
+            self.left = min(_BURST, self.left + (now - self.at) / _REFILL_INTERVAL)
+        self.at = now
+        if self.left < 1:
+            self.held_back += 1
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(slots=True)
+class HarvestReport:
+    """Follows one harvest over all its processes: `take` every event, in order; then ask what is due."""
+
+    published: int = 0
+    started: bool = False
+    """Whether the present process has come as far as harvesting."""
+    end_reason: str | None = None
+    """Why the present process has ended in order: `drained`, `time` or `stopped`."""
+    last_error: str | None = None
+    progress: dict[str, Any] | None = None
+    """The newest progress, as the XCom shows it."""
+    _published_before: int = 0
+    _output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_OUTPUT))
+    _limit: LogLimit = field(default_factory=LogLimit)
+    _topics: Counter[str] = field(default_factory=Counter)
+    _logged: tuple[float | None, int] = (None, 0)  # when the last progress line was, and how much had been published
+    _shown: tuple[float | None, dict[str, Any] | None] = (None, None)
+    _asset_event_at: float | None = None
+
+    def begin_process(self) -> None:
+        """A new process: its counts begin at zero."""
+        self._published_before = self.published
+        self.started = False
+        self.end_reason = self.last_error = None
+        self._output.clear()
+
+    def take(self, event: Event, now: float) -> Iterator[LogLine]:
+        """Take an event in; the lines for the log that are due."""
+        kind = event["event"]
+        if kind == "progress":
+            self._take_progress(event)
+            yield from self._progress_line(now)
+            return
+        if kind == "started":
+            self.started = True
+        elif kind == "error":
+            self.last_error = str(event.get("error"))
+        elif kind == "ended":
+            self.end_reason = str(event.get("reason"))
+            self._count(event)
+        elif kind == "output":
+            self._output.append(str(event.get("line")))
+        yield from self._limited(_described(event), now)
+
+    def topics_due(self, now: float, *, final: bool = False) -> dict[str, int]:
+        """Records published by topic since this last returned some; at most once a second, unless it is `final`."""
+        if not self._topics or not (final or _passed(self._asset_event_at, ASSET_EVENT_INTERVAL, now)):
+            return {}
+        topics, self._topics = dict(self._topics), Counter()
+        self._asset_event_at = now
+        return topics
+
+    def progress_due(self, now: float) -> dict[str, Any] | None:
+        """The progress to show as XCom, when it has changed and ten seconds have passed."""
+        shown_at, shown = self._shown
+        if self.progress == shown or not _passed(shown_at, PROGRESS_INTERVAL, now):
+            return None
+        self._shown = (now, self.progress)
+        return self.progress
+
+    def why_it_ended(self, status: int | None) -> str:
+        """Why a process ended before its time, in words."""
+        if self.last_error is not None and status == 1:
+            return self.last_error
+        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        words = [f"the harvesting process {how}"]
+        if self.last_error is not None:
+            words.append(f"its last error: {self.last_error}")
+        if self._output:
+            words.append("its last output:\n" + "\n".join(self._output))
+        return "; ".join(words)
+
+    def _take_progress(self, event: Event) -> None:
+        self._count(event)
+        self._topics.update({str(topic): int(count) for topic, count in (event.get("topics") or {}).items()})
+        known = {name: event.get(name) for name in ("standing", "view", "in_flight", "rate")}
+        self.progress = {**known, "published": self.published}
+
+    def _count(self, event: Event) -> None:
+        self.published = self._published_before + int(event.get("published") or 0)
+
+    def _progress_line(self, now: float) -> Iterator[LogLine]:
+        logged_at, logged = self._logged
+        if not _passed(logged_at, IDLE_PROGRESS_INTERVAL if self.published == logged else PROGRESS_INTERVAL, now):
+            return
+        self._logged = (now, self.published)
+        progress = self.progress or {}
+        rate = progress.get("rate") or 0
+        now_doing = f"{rate:.0f}/s now, {progress.get('in_flight')} in flight; {progress.get('standing')}"
+        yield LogLine(logging.INFO, f"{self.published} records published, {now_doing}")
+
+    def _limited(self, line: LogLine, now: float) -> Iterator[LogLine]:
+        if not self._limit.passes(now):
+            return
+        if self._limit.held_back:
+            yield LogLine(logging.WARNING, f"({self._limit.held_back} lines like these were left out)")
+            self._limit.held_back = 0
+        yield line
+
+
+def _passed(since: float | None, interval: float, now: float) -> bool:
+    return since is None or now - since >= interval
+
+
+def _described(event: Event) -> LogLine:
+    match event:
+        case {"event": "started", "outbox": outbox, "outbox_id": outbox_id, "pid": pid}:
+            return LogLine(logging.INFO, f"process {pid} harvests {outbox} ({outbox_id})")
+        case {"event": "elected", "shard": shard}:
+            return LogLine(logging.INFO, f"elected to lead shard {shard}")
+        case {"event": "view", "shard": shard, "view": view}:
+            return LogLine(logging.INFO, f"leads shard {shard} under view {view}")
+        case {"event": "stood_by", "reason": reason}:
+            return LogLine(logging.INFO, f"stands by: {reason}")
+        case {"event": "fenced", "shard": shard, "view": view}:
+            return LogLine(logging.WARNING, f"fenced: another process has taken over shard {shard} from view {view}")
+        case {"event": "error", "error": error, "retry_in": int() | float() as delay}:
+            return LogLine(logging.WARNING, f"{error} (tries again in {delay:g} s)")
+        case {"event": "error", "error": error}:
+            return LogLine(logging.WARNING, str(error))
+        case {"event": "ended", "reason": reason}:
+            return LogLine(logging.INFO, f"the harvest has ended: {reason}")
+        case {"event": "output", "line": line}:
+            return LogLine(logging.WARNING, f"the harvesting process printed: {line}")
+    return LogLine(logging.INFO, ", ".join(f"{name}: {value}" for name, value in event.items()))
