@@ -1,0 +1,10 @@
+"""The Dag `outbox_harvest`: while it is unpaused, all that is committed to the outbox is published to Kafka."""
+
+from airflow.sdk import DAG
+
+from airflow_outbox.sensors.harvest import OutboxHarvestSensor
+
+with DAG("outbox_harvest", schedule="@continuous", max_active_runs=1, catchup=False, doc_md=__doc__):
+    OutboxHarvestSensor(
+        task_id="harvest", postgres_conn_id="flights_db", kafka_conn_id="kafka_default", until="forever"
+    )
