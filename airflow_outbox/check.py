@@ -70,12 +70,15 @@ def examine(config: HarvestConfig) -> list[Finding]:
 def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
     missing, dangerous = Severity.MISSING, Severity.DANGEROUS
     if connection.info.server_version < _OLDEST_SERVER:
-        yield Finding(missing, f"the server is PostgreSQL {connection.info.server_version // 10000}; 13 is the oldest that works")
+        yield Finding(
+            missing, f"the server is PostgreSQL {connection.info.server_version // 10000}; 13 is the oldest that works"
+        )
         return
     if _ask(connection, "backend_pid", name) != connection.info.backend_pid:
         yield Finding(
             dangerous,
-            "the connection goes through a pooler (PgBouncer?); in transaction mode it loses session settings. Give the harvester a direct one",
+            "the connection goes through a pooler (PgBouncer?), which in transaction mode loses session settings. "
+            "Give the harvester a direct one",
         )
     columns = read_columns(connection, name)
     if not columns:
@@ -90,11 +93,15 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     for table, allowed in zip(("", "leader"), _ask_all(connection, "harvest_privileges", name), strict=True):
         if not allowed:
             role = connection.info.user
-            yield Finding(missing, f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`")
+            yield Finding(
+                missing,
+                f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`",
+            )
     if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
         yield Finding(
             dangerous,
-            f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. ALTER SEQUENCE … CACHE 1",
+            f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
+            "Run ALTER SEQUENCE … CACHE 1",
         )
 
 
@@ -103,7 +110,9 @@ def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iter
         yield Finding(Severity.MISSING, f"{name} has no column {column}: is it an outbox?")
     for column, types in _FITTING_TYPES.items():
         if column in columns and columns[column].type not in types:
-            yield Finding(Severity.MISSING, f"{name}.{column} is {columns[column].type}; it must be {' or '.join(types)}")
+            yield Finding(
+                Severity.MISSING, f"{name}.{column} is {columns[column].type}; it must be {' or '.join(types)}"
+            )
     if "transaction_id" not in columns:
         yield Finding(Severity.DANGEROUS, f"{name} has no column transaction_id: a ticket can't be looked up in it")
 
@@ -130,18 +139,29 @@ def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[s
 def _examine_topic_settings(client: AdminClient, topics: list[str]) -> Iterator[Finding]:
     if not topics:
         return
-    futures = client.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=_TIMEOUT)
+    futures = client.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=_TIMEOUT
+    )
     for resource, future in futures.items():
         try:
             settings = {name: entry.value for name, entry in future.result().items()}
         except KafkaException as error:
             reason = error.args[0].str()
-            yield Finding(Severity.DANGEROUS, f"the settings of topic {resource.name} can't be read ({reason}): its safety is not known")
+            yield Finding(
+                Severity.DANGEROUS,
+                f"the settings of topic {resource.name} can't be read ({reason}): its safety is not known",
+            )
             continue
         if settings.get("min.insync.replicas") == "1":
-            yield Finding(Severity.DANGEROUS, f"topic {resource.name} has min.insync.replicas=1: acknowledged records can be lost with one broker")
+            yield Finding(
+                Severity.DANGEROUS,
+                f"topic {resource.name} has min.insync.replicas=1: acknowledged records can be lost with one broker",
+            )
         if settings.get("unclean.leader.election.enable") == "true":
-            yield Finding(Severity.DANGEROUS, f"topic {resource.name} allows unclean leader election: acknowledged records can be lost")
+            yield Finding(
+                Severity.DANGEROUS,
+                f"topic {resource.name} allows unclean leader election: acknowledged records can be lost",
+            )
 
 
 def _pending_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:

@@ -15,13 +15,17 @@ class ConfigurationError(OutboxError):
 
 
 class InvalidNameError(ConfigurationError):
-    """The outbox's name is not usable. Give `table` or `schema.table`, in double quotes where it has other characters."""
+    """The outbox's name is not usable.
+
+    Give `table` or `schema.table`, in double quotes where it has other characters.
+    """
 
 
 class InvalidRecordError(OutboxError):
     """A record can't be stashed; nothing was written. Correct the named field.
 
-    `record` is the record's place in the call, counted from 0; `field` is `topic`, `key`, `value`, `headers` or `partition`.
+    `record` is the record's place in the call, counted from 0; `field` is `topic`, `key`, `value`, `headers` or
+    `partition`.
     """
 
     def __init__(self, *, record: int, field: str, problem: str) -> None:
@@ -35,7 +39,10 @@ class OutboxMissingError(OutboxError):
 
 
 class SchemaVersionError(OutboxError):
-    """The outbox's tables are of another version of airflow-outbox. Run `airflow-outbox init`, or install that version."""
+    """The outbox's tables are of another version of airflow-outbox.
+
+    Run `airflow-outbox init`, or install that version.
+    """
 
 
 class UnsupportedConnectionError(OutboxError):

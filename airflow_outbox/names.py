@@ -30,15 +30,22 @@ class OutboxName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `table` or `schema.table`, each in double quotes where it is not a plain identifier. Raises InvalidNameError."""
+        """Read `table` or `schema.table`, each in double quotes where it is not a plain identifier.
+
+        Raises InvalidNameError.
+        """
         match = _NAME.fullmatch(text.strip())
         if match is None:
-            raise InvalidNameError(f"{text!r} is not a table's name. Give table or schema.table, in double quotes where needed")
+            raise InvalidNameError(
+                f"{text!r} is not a table's name. Give table or schema.table, in double quotes where needed"
+            )
         schema, table = match.groups()
         name = cls(None if schema is None else _fold(schema), _fold(table))
         if len((name.table + _LONGEST_SUFFIX).encode()) > _MAX_IDENTIFIER_BYTES:
             longest = _MAX_IDENTIFIER_BYTES - len(_LONGEST_SUFFIX)
-            raise InvalidNameError(f"{name.table!r} is too long: at most {longest} bytes, so that {_LONGEST_SUFFIX} fits behind it")
+            raise InvalidNameError(
+                f"{name.table!r} is too long: at most {longest} bytes, so that {_LONGEST_SUFFIX} fits behind it"
+            )
         return name
 
     def beside(self, suffix: str) -> sql.Identifier:

@@ -16,9 +16,9 @@ Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 class OutboxRecord:
     """One event to publish.
 
-    `key` decides partition and order: records of one topic and key are published in the order in which they were stashed.
-    `value` None is a tombstone. `headers` is a mapping or pairs; a name may come more than once, and the order is kept.
-    `partition` None leaves the choice to the key.
+    `key` decides partition and order: records of one topic and key are published in the order in which they were
+    stashed. `value` None is a tombstone. `headers` is a mapping or pairs; a name may come more than once, and the
+    order is kept. `partition` None leaves the choice to the key.
     """
 
     topic: str
@@ -36,8 +36,9 @@ class OutboxRecord:
 class Ticket:
     """What a writer gets back, of constant size: enough to ask later whether all of a transaction is published.
 
-    `outbox_id` names the outbox, `incarnation` counts which history of the database this is, and `transaction_id` is the
-    64-bit id of the writer's transaction. `str(ticket)` and `Ticket.parse` carry it as text, through XCom for instance.
+    `outbox_id` names the outbox, `incarnation` counts which history of the database this is, and `transaction_id` is
+    the 64-bit id of the writer's transaction. `str(ticket)` and `Ticket.parse` carry it as text, through XCom for
+    instance.
     """
 
     outbox_id: UUID

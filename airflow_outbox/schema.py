@@ -1,7 +1,7 @@
 """Make and migrate the tables of an outbox, and grant its roles.
 
-Schema version 0 is goharvest's bare table: an outbox without a `<outbox>_leader`. `schema.sql` makes version SCHEMA_VERSION whole;
-each migration leads from one version to the next, in the same transaction as the others.
+Schema version 0 is goharvest's bare table: an outbox without a `<outbox>_leader`. `schema.sql` makes version
+SCHEMA_VERSION whole; each migration leads from one version to the next, in the same transaction as the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ Role = Literal["stash", "harvest", "look", "job"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 GOHARVEST_COLUMNS = frozenset(
-    "id create_time kafka_topic kafka_key kafka_value kafka_header_keys kafka_header_values leader_id".split()
+    {
+        "id",
+        "create_time",
+        "kafka_topic",
+        "kafka_key",
+        "kafka_value",
+        "kafka_header_keys",
+        "kafka_header_values",
+        "leader_id",
+    }
 )
 COLUMN_TYPES = ("text", "bytea")
 
@@ -36,8 +45,8 @@ def init_outbox(
 ) -> list[str]:
     """Make the outbox's tables, or bring them to this release's schema version; what is there stays as it is.
 
-    The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values. Returns, in words, what
-    was done: nothing when all was there. Raises ConfigurationError, SchemaVersionError, PostgresError.
+    The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values. Returns, in
+    words, what was done: nothing when all was there. Raises ConfigurationError, SchemaVersionError, PostgresError.
     """
     types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
     with translated(name), connection.transaction():
@@ -49,18 +58,24 @@ def init_outbox(
             connection.execute(render(script("schema.sql"), name, **types))
             return [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
         if missing := GOHARVEST_COLUMNS - found:
-            raise ConfigurationError(f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name")
+            raise ConfigurationError(
+                f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
+            )
         return _migrate(connection, name, _version(connection, name))
 
 
 def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:
-    """The statements that let `grantee` do what `role` does: stash, harvest, look, or job (stash, and commit once under an id)."""
+    """The statements that let `grantee` do what `role` does: stash, harvest, look, or job (stash, and commit once
+    under an id).
+    """
     columns = OutboxTable(connection, name).columns
     parts: list[str] = ["stash", "job"] if role == "job" else [role]
     if "stash" in parts and "kafka_partition" in columns:
         parts.append("stash_partition")
     with translated(name):
-        where = connection.execute(cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}).fetchone()
+        where = connection.execute(
+            cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}
+        ).fetchone()
     schema, sequence = where or ("", None)
     if sequence is None:
         raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
@@ -79,7 +94,10 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
 
 def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int) -> list[str]:
     if version > SCHEMA_VERSION:
-        raise SchemaVersionError(f"{name} is at schema version {version}, this release knows {SCHEMA_VERSION}: install a newer airflow-outbox")
+        raise SchemaVersionError(
+            f"{name} is at schema version {version}, this release knows {SCHEMA_VERSION}: "
+            "install a newer airflow-outbox"
+        )
     steps = range(version + 1, SCHEMA_VERSION + 1)
     for step in steps:
         connection.execute(render(migrations()[step], name))
@@ -93,7 +111,9 @@ def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
         return 0
     row = _fetch(connection, "identity", name)
     if row is None:
-        raise OutboxMissingError(f"{name.text('leader')} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`")
+        raise OutboxMissingError(
+            f"{name.text('leader')} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`"
+        )
     return int(row[1])
 
 
@@ -106,12 +126,19 @@ def _type(kind: str) -> sql.SQL:
 
 
 def _execute(
-    connection: psycopg.Connection[Any], statement: str, name: OutboxName, *, values: dict[str, Any] | None = None, **parts: sql.Composable
+    connection: psycopg.Connection[Any],
+    statement: str,
+    name: OutboxName,
+    *,
+    values: dict[str, Any] | None = None,
+    **parts: sql.Composable,
 ) -> psycopg.Cursor[Any]:
     return connection.execute(render(statements("queries.sql")[statement], name, **parts), values)
 
 
-def _fetch(connection: psycopg.Connection[Any], statement: str, name: OutboxName, **values: Any) -> Sequence[Any] | None:
+def _fetch(
+    connection: psycopg.Connection[Any], statement: str, name: OutboxName, **values: Any
+) -> Sequence[Any] | None:
     return cast("Sequence[Any] | None", _execute(connection, statement, name, values=values).fetchone())
 
 

@@ -1,7 +1,7 @@
 """Stash records: write them into the outbox inside the caller's own transaction.
 
-The records and the business rows become visible together, when the caller commits, or not at all. One statement carries any
-number of records; the records of one call get ids in the order in which they were given.
+The records and the business rows become visible together, when the caller commits, or not at all. One statement
+carries any number of records; the records of one call get ids in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _known_columns: WeakKeyDictionary[Any, dict[OutboxName, Mapping[str, Column]]] =
 def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord], *, outbox: str = "outbox") -> Ticket:
     """Write one record or many into `outbox` (`table` or `schema.table`) in the caller's transaction.
 
-    `connection` is a psycopg connection, or a SQLAlchemy connection or session over psycopg or psycopg2; nothing is committed
-    here. Returns the ticket of the transaction.
+    `connection` is a psycopg connection, or a SQLAlchemy connection or session over psycopg or psycopg2; nothing is
+    committed here. Returns the ticket of the transaction.
 
-    Raises InvalidRecordError, before anything is written, for a record that Kafka or the table can't take; OutboxMissingError
-    when the outbox is not there; UnsupportedConnectionError; and the driver's own errors for whatever Postgres refuses.
+    Raises InvalidRecordError, before anything is written, for a record that Kafka or the table can't take;
+    OutboxMissingError when the outbox is not there; UnsupportedConnectionError; and the driver's own errors for
+    whatever Postgres refuses.
     """
     name = OutboxName.parse(outbox)
     execute, owner = _executor(connection)
@@ -60,7 +61,9 @@ def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord
 
 
 def _executor(connection: Any) -> tuple[_Execute, Any]:
-    """How to run a statement on the caller's connection, and the object that knowledge about its database is kept with."""
+    """How to run a statement on the caller's connection, and the object that knowledge about its database is kept
+    with.
+    """
     if isinstance(connection, psycopg.Connection):
 
         def execute(query: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -68,7 +71,11 @@ def _executor(connection: Any) -> tuple[_Execute, Any]:
                 return list(cursor.execute(cast("Any", query), values))
 
         return execute, connection
-    if hasattr(connection, "connection") and hasattr(connection, "get_bind") and not hasattr(connection, "exec_driver_sql"):
+    if (
+        hasattr(connection, "connection")
+        and hasattr(connection, "get_bind")
+        and not hasattr(connection, "exec_driver_sql")
+    ):
         connection = connection.connection()  # a session lends the connection of its transaction
     driver = getattr(getattr(connection, "dialect", None), "driver", None)
     if driver not in {"psycopg", "psycopg2"} or not hasattr(connection, "exec_driver_sql"):
@@ -81,7 +88,9 @@ def _columns(owner: Any, execute: _Execute, name: OutboxName) -> Mapping[str, Co
     if name not in known:
         found = execute(statements("queries.sql")["columns"], {"table": name.text()})
         if not found:
-            raise OutboxMissingError(f"there is no table {name} on the search path. Run `airflow-outbox init`, or name its schema")
+            raise OutboxMissingError(
+                f"there is no table {name} on the search path. Run `airflow-outbox init`, or name its schema"
+            )
         known[name] = {column: Column(kind, max_length) for column, kind, max_length in found}
     return known[name]
 
@@ -101,7 +110,10 @@ def _row(place: int, record: OutboxRecord, columns: Mapping[str, Column]) -> dic
     check("topic", _topic_problem(record.topic))
     names, values = [], []
     for header in record.header_pairs():
-        check("headers", None if isinstance(header, tuple) and len(header) == 2 else f"{header!r} is not a pair of name and value")
+        check(
+            "headers",
+            None if isinstance(header, tuple) and len(header) == 2 else f"{header!r} is not a pair of name and value",
+        )
         header_name, header_value = header
         check("headers", None if isinstance(header_name, str) and header_name else "a header has no name")
         names.append(encoded("headers", header_name, "kafka_header_keys"))

@@ -1,7 +1,7 @@
 """OutboxTable: the one door to Postgres for a running outbox.
 
-It knows the statements (sql/queries.sql) and turns what Postgres answers into this project's values and errors. One OutboxTable
-speaks over one connection and is used by one thread at a time.
+It knows the statements (sql/queries.sql) and turns what Postgres answers into this project's values and errors. One
+OutboxTable speaks over one connection and is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
 def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
-    Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's settings say.
-    `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings here.
+    Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's
+    settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
+    here.
     """
     keep_alive = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
     try:
@@ -95,7 +96,9 @@ def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
         connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '1s'")
     except psycopg.Error as error:
-        raise PostgresError(f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up") from error
+        raise PostgresError(
+            f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
+        ) from error
     return connection
 
 
@@ -119,7 +122,10 @@ def translated(name: OutboxName) -> Iterator[None]:
 
 
 class OutboxTable:
-    """The statements of one outbox over one connection. Every method raises PostgresError when Postgres refuses or is gone."""
+    """The statements of one outbox over one connection.
+
+    Every method raises PostgresError when Postgres refuses or is gone.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
         self.connection = connection
@@ -130,7 +136,9 @@ class OutboxTable:
         """The outbox's columns by name. Raises OutboxMissingError."""
         columns = read_columns(self.connection, self.name)
         if not columns:
-            raise OutboxMissingError(f"there is no table {self.name}. Run `airflow-outbox init`, or correct outbox_table")
+            raise OutboxMissingError(
+                f"there is no table {self.name}. Run `airflow-outbox init`, or correct outbox_table"
+            )
         return columns
 
     def identity(self) -> Identity:
@@ -141,7 +149,9 @@ class OutboxTable:
         outbox_id, version, incarnation = row
         if version != SCHEMA_VERSION:
             remedy = "run `airflow-outbox init`" if version < SCHEMA_VERSION else "install a newer airflow-outbox"
-            raise SchemaVersionError(f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}")
+            raise SchemaVersionError(
+                f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}"
+            )
         return Identity(outbox_id, incarnation)
 
     def backend(self) -> dict[str, Any]:
@@ -169,13 +179,17 @@ class OutboxTable:
                     "Look in pg_stat_activity for the session that holds it, and end it"
                 ) from again
         if row is None:
-            raise OutboxMissingError(f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`")
+            raise OutboxMissingError(
+                f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`"
+            )
 
     def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         """Claim and return the next records by id; none when nothing is due. Raises FencedError."""
         with translated(self.name), self.connection.cursor(binary=True) as cursor:
             cursor.execute(
-                self._mark, {"view": view, "shard": SHARD, "max_records": max_records, "max_bytes": max_bytes}, prepare=True
+                self._mark,
+                {"view": view, "shard": SHARD, "max_records": max_records, "max_bytes": max_bytes},
+                prepare=True,
             )
             records = [MarkedRecord._make(row) for row in cursor]
         if not records:

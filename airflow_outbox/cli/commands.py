@@ -57,15 +57,21 @@ def main() -> None:
 
 @main.command()
 @_file
-@click.option("--key-type", default="varchar(100)", show_default=True, help="Of a new table: varchar(n), text or bytea.")
-@click.option("--value-type", default="varchar(10000)", show_default=True, help="Of a new table: varchar(n), text or bytea.")
+@click.option(
+    "--key-type", default="varchar(100)", show_default=True, help="Of a new table: varchar(n), text or bytea."
+)
+@click.option(
+    "--value-type", default="varchar(10000)", show_default=True, help="Of a new table: varchar(n), text or bytea."
+)
 @click.option("--header-type", default="text", show_default=True, help="Of a new table's header values: text or bytea.")
 def init(path: Path, key_type: str, value_type: str, header_type: str) -> None:
     """Make the outbox's tables and the topic of its election, or bring them up to date. What is there stays."""
     with _clear_errors():
         config = HarvestConfig.from_yaml(path)
         with _database(config) as connection:
-            done = init_outbox(connection, config.name, key_type=key_type, value_type=value_type, header_type=header_type)
+            done = init_outbox(
+                connection, config.name, key_type=key_type, value_type=value_type, header_type=header_type
+            )
             identity = OutboxTable(connection, config.name).identity()
         names = KafkaNames.of(config, identity.outbox_id)
         if make_leader_topic(config, names):
@@ -103,7 +109,9 @@ def grant(path: Path, run: bool, **grantees: str | None) -> None:
     with _clear_errors():
         config = HarvestConfig.from_yaml(path)
         with _database(config) as connection:
-            lines = [line for role, grantee in wanted for line in grant_statements(connection, config.name, role, grantee)]
+            lines = [
+                line for role, grantee in wanted for line in grant_statements(connection, config.name, role, grantee)
+            ]
             if run:
                 _run(connection, lines)
     for line in lines:
@@ -116,7 +124,9 @@ def _run(connection: psycopg.Connection[Any], lines: list[str]) -> None:
             for line in lines:
                 connection.execute(line.encode())
     except psycopg.Error as error:
-        raise OutboxError(f"nothing was granted: {error}. Create the role first, and run this as the tables' owner") from error
+        raise OutboxError(
+            f"nothing was granted: {error}. Create the role first, and run this as the tables' owner"
+        ) from error
 
 
 @main.command("harvest")
@@ -134,7 +144,9 @@ async def _harvest(config: HarvestConfig, until: Until) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await harvest(config, until=until, events=NdjsonEvents(sys.stdout), stop=stop, grace=config.limits.heartbeat_timeout)
+    await harvest(
+        config, until=until, events=NdjsonEvents(sys.stdout), stop=stop, grace=config.limits.heartbeat_timeout
+    )
 
 
 def _end() -> NoReturn:

@@ -1,7 +1,8 @@
 """The child process: configuration in by stdin, events out as NDJSON on stdout, ends when stdin does.
 
-The first line of stdin is `{"config": {…}, "until": "forever"}`. Secrets so travel neither in arguments nor in the environment, and
-a supervisor that is killed takes its child along: the pipe closes. Exit status 0: ended as asked; 1: could not go on.
+The first line of stdin is `{"config": {…}, "until": "forever"}`. Secrets so travel neither in arguments nor in the
+environment, and a supervisor that is killed takes its child along: the pipe closes. Exit status 0: ended as asked; 1:
+could not go on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.process import Until, harvest
 
-# A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is over in any case.
+# A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is
+# over in any case.
 _GRACE = 0.5
 _HARD_END = 0.9
 
@@ -70,7 +72,9 @@ def _parse(line: bytes) -> tuple[HarvestConfig, Until]:
         given = json.loads(line)
         settings, until = given["config"], given.get("until", "forever")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigurationError('stdin must begin with one line of JSON: {"config": {...}, "until": "forever"}') from None
+        raise ConfigurationError(
+            'stdin must begin with one line of JSON: {"config": {...}, "until": "forever"}'
+        ) from None
     return HarvestConfig.validated(settings, source="config"), Until.parse(until)
 
 

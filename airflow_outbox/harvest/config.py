@@ -1,4 +1,5 @@
-"""The configuration of a harvester: one validated model, read from YAML by the commands and from JSON by the child process.
+"""The configuration of a harvester: one validated model, read from YAML by the commands and from JSON by the child
+process.
 
 It is strict: an unknown key is an error that names it and the nearest known one.
 """
@@ -9,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -55,7 +56,10 @@ class Limits(_Strict):
     heartbeat_timeout: Duration = 2.0
     """A leader that reads no heartbeat of its own back for this long steps down."""
     session_timeout: Duration = 6.0
-    """The group coordinator takes a member that is silent for this long for dead. At least the broker's group.min.session.timeout.ms."""
+    """The group coordinator takes a member that is silent for this long for dead.
+
+    At least the broker's group.min.session.timeout.ms.
+    """
     delivery_timeout: Duration = 60.0
     """A record that Kafka has not taken for this long counts as undelivered; it is then marked and sent anew."""
 
@@ -116,7 +120,9 @@ class HarvestConfig(_Strict):
             return cls.model_validate(settings)
         except ValidationError as error:
             problems = "; ".join(_problem(detail) for detail in error.errors(include_url=False, include_input=False))
-            raise ConfigurationError(f"{source}: {problems}") from None  # the cause would show the values, secrets among them
+            raise ConfigurationError(
+                f"{source}: {problems}"
+            ) from None  # the cause would show the values, secrets among them
 
     @classmethod
     def from_yaml(cls, path: Path) -> Self:
@@ -128,7 +134,9 @@ class HarvestConfig(_Strict):
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             where = getattr(error, "problem_mark", None)
             line = f", line {where.line + 1}" if where else ""
-            raise ConfigurationError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}") from None
+            raise ConfigurationError(
+                f"{path}{line}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}"
+            ) from None
         return cls.validated(settings, source=str(path))
 
 

@@ -1,11 +1,12 @@
 """A member of an outbox: follows the election, leads in terms of one view each, and reports what happens.
 
     standing by ── Lead ──► take over under a new view ──► a term ──┐
-         ▲                            ▲                             ├─ asked to stand by: finish what is in flight, let go
-         │                            └── failure: wait, a new view ┤
-         └────────── StandBy, or fenced by a successor ─────────────┘
+         ▲                            ▲                             ├─ asked to stand by: finish what is in flight, let
+         go │                            └── failure: wait, a new view ┤ └────────── StandBy, or fenced by a successor
+         ─────────────┘
 
-A failure never ends the leadership: whatever its outcome was, a new view makes it irrelevant. Nothing is ever assumed to have failed.
+A failure never ends the leadership: whatever its outcome was, a new view makes it irrelevant. Nothing is ever assumed
+to have failed.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ class Harvester:
         self._events("view", shard=SHARD, view=str(view))
         log = await self._new_log()
         try:
-            self._term = RowMarksTerm(view=view, table=self._table, log=log, limits=self._limits, published=self._recent)
+            self._term = RowMarksTerm(
+                view=view, table=self._table, log=log, limits=self._limits, published=self._recent
+            )
             await self._term.run()
         finally:
             self._term = None

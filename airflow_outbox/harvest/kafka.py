@@ -44,14 +44,18 @@ def producer_settings(config: HarvestConfig) -> dict[str, Any]:
         **config.kafka_producer,
         "enable.idempotence": True,
         "acks": "all",
-        # The bounds on records and bytes in flight are the engine's: the client's queue must never be the one that is full.
+        # The bounds on records and bytes in flight are the engine's: the client's queue must never be the one that is
+        # full.
         "queue.buffering.max.messages": max(100_000, 2 * config.limits.max_in_flight_records),
         "queue.buffering.max.kbytes": max(1_048_576, 4 * config.limits.max_in_flight_bytes // 1024),
     }
 
 
 class KafkaLog:
-    """Publishes the records of one term. Delivery reports arrive in a polling thread and reach the event loop in bursts."""
+    """Publishes the records of one term.
+
+    Delivery reports arrive in a polling thread and reach the event loop in bursts.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -117,7 +121,9 @@ def _headers(record: MarkedRecord) -> list[tuple[str, str | bytes | None]]:
 
 def _undelivered(record: MarkedRecord, error: object) -> PublishError:
     reason = error.str() if isinstance(error, BrokerError) else str(error)
-    return PublishError(f"record {record.id} (topic {record.topic}, key {_shown(record.key)}) was not published: {reason}")
+    return PublishError(
+        f"record {record.id} (topic {record.topic}, key {_shown(record.key)}) was not published: {reason}"
+    )
 
 
 def _shown(key: str | bytes) -> str:

@@ -1,8 +1,10 @@
-"""The port `Election` over a Kafka consumer group: fast NELI's traffic. What it means is decided in protocol/election.py.
+"""The port `Election` over a Kafka consumer group: fast NELI's traffic.
 
-A thread polls the consumer, sends a heartbeat to the role's partition at every poll while this member owns it, and tells the event
-loop what the candidate decided. Kafka calls the rebalance callbacks from that poll, and waits for them: they are the barrier in
-which the outgoing leader finishes, for at most the heartbeat timeout.
+What it means is decided in protocol/election.py.
+
+A thread polls the consumer, sends a heartbeat to the role's partition at every poll while this member owns it, and
+tells the event loop what the candidate decided. Kafka calls the rebalance callbacks from that poll, and waits for
+them: they are the barrier in which the outgoing leader finishes, for at most the heartbeat timeout.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class NeliElection:
     """One member of the group. It joins when `changes` is first asked."""
 
     def __init__(self, config: HarvestConfig, *, topic: str, group_id: str, on_error: Callable[[str], None]) -> None:
-        """`on_error` is called in the event loop with what Kafka complains of. Raises KafkaError for settings it refuses."""
+        """`on_error` is called in the event loop with what Kafka complains of.
+
+        Raises KafkaError for settings it refuses.
+        """
         self._topic = topic
         self._timeout = config.limits.heartbeat_timeout
         self._on_error = on_error
@@ -77,7 +82,9 @@ class NeliElection:
         }
         try:
             self._producer = Producer(heartbeats, logger=logger)
-            self._consumer = Consumer({**consumer_settings(config, group_id), "error_cb": self._complain}, logger=logger)
+            self._consumer = Consumer(
+                {**consumer_settings(config, group_id), "error_cb": self._complain}, logger=logger
+            )
         except (KafkaException, ValueError, TypeError) as error:
             raise KafkaError(f"Kafka settings: {error}. Correct kafka or kafka_consumer") from error
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
@@ -105,7 +112,9 @@ class NeliElection:
         self._changes.put_nowait(None)
 
     def _run(self) -> None:
-        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
         heartbeat_due = 0.0
         while not self._closing.is_set():
             now = time.monotonic()

@@ -1,8 +1,8 @@
 """What the engine needs of the world: a table, a log, an election, and somewhere to report events.
 
-The engine is asyncio code and nothing else: it starts no threads, and its only clock is the event loop's. So it runs unchanged over
-Postgres and Kafka, and over simulated ones on an event loop whose time is simulated too. The real and the simulated ports pass one
-conformance suite.
+The engine is asyncio code and nothing else: it starts no threads, and its only clock is the event loop's. So it runs
+unchanged over Postgres and Kafka, and over simulated ones on an event loop whose time is simulated too. The real and
+the simulated ports pass one conformance suite.
 """
 
 from __future__ import annotations
@@ -24,13 +24,22 @@ class Events(Protocol):
 
 
 class Table(Protocol):
-    """An outbox and its fence row. Any method may raise PostgresError; what it was asked to do may then have happened or not."""
+    """An outbox and its fence row.
+
+    Any method may raise PostgresError; what it was asked to do may then have happened or not.
+    """
 
     async def take_over(self, view: UUID) -> None:
-        """Write a new view into the fence row. Once it returns, no statement of an older view can change anything any more."""
+        """Write a new view into the fence row.
+
+        Once it returns, no statement of an older view can change anything any more.
+        """
 
     async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
-        """Claim the next records, in id order, unmarked or marked by another view; none when nothing is due. Raises FencedError."""
+        """Claim the next records, in id order, unmarked or marked by another view; none when nothing is due.
+
+        Raises FencedError.
+        """
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         """Delete records of this view. Raises FencedError."""
@@ -63,7 +72,10 @@ class Log(Protocol):
     """A producer to Kafka, for one term. Each record that was sent is reported exactly once."""
 
     def send(self, record: MarkedRecord) -> None:
-        """Publish a record, some time soon. Never waits and never raises: a record that can't go out is reported as undelivered."""
+        """Publish a record, some time soon.
+
+        Never waits and never raises: a record that can't go out is reported as undelivered.
+        """
 
     async def deliveries(self) -> Sequence[Delivery]:
         """Wait for reports, and return all that have come in since the last call."""
@@ -85,7 +97,10 @@ class Election(Protocol):
     def standing(self) -> Standing: ...
 
     def changes(self) -> AsyncIterator[Change]:
-        """When to lead and when to stand by. After a StandBy, the group waits (for at most the heartbeat timeout) for `released`."""
+        """When to lead and when to stand by.
+
+        After a StandBy, the group waits (for at most the heartbeat timeout) for `released`.
+        """
 
     def released(self) -> None:
         """Nothing of the ended term is under way any more: a successor may begin."""

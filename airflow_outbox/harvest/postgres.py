@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 class PostgresTable:
     """One member's door to its outbox.
 
-    `take_over` makes new connections, and only it does: a term whose connection is lost is over, because what it remembers may be
-    of a history that a crash undid, and because the fence row names the backends of its view.
+    `take_over` makes new connections, and only it does: a term whose connection is lost is over, because what it
+    remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
     """
 
     def __init__(self, data_source: str, name: OutboxName) -> None:
@@ -61,7 +61,10 @@ class PostgresTable:
             door.end()
 
     async def _look(
-        self, method: Callable[Concatenate[OutboxTable, Arguments], Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+        self,
+        method: Callable[Concatenate[OutboxTable, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
     ) -> Result:
         """Call over the connection that no view depends on; it is made when it is needed."""
         if not self._looking.is_open:
@@ -87,7 +90,10 @@ class _Door:
         self._table = await self._worker.call(connected, purpose)
 
     async def call(
-        self, method: Callable[Concatenate[OutboxTable, Arguments], Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+        self,
+        method: Callable[Concatenate[OutboxTable, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
     ) -> Result:
         table, worker = self._table, self._worker
         if table is None or worker is None:

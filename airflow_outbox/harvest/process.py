@@ -1,4 +1,6 @@
-"""One member as a process: the engine over the real ports, from a configuration, until it is told or has reached its end."""
+"""One member as a process: the engine over the real ports, from a configuration, until it is told or has reached its
+end.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,11 @@ class Until:
         return cls(time=time if time.tzinfo else time.replace(tzinfo=UTC))
 
 
-async def harvest(config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float) -> EndReason:
-    """Run one member until `until` or `stop`; then finish what is in flight, for at most `grace` seconds, and leave the group.
+async def harvest(
+    config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float
+) -> EndReason:
+    """Run one member until `until` or `stop`; then finish what is in flight, for at most `grace` seconds, and leave
+    the group.
 
     Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
     """
@@ -58,7 +63,9 @@ async def harvest(config: HarvestConfig, *, until: Until, events: Events, stop: 
     async def new_log() -> Log:
         return KafkaLog(producer_settings(config))
 
-    await (await new_log()).close()  # settings that the client refuses are found now, not when this member comes to lead
+    await (
+        await new_log()
+    ).close()  # settings that the client refuses are found now, not when this member comes to lead
     harvester = Harvester(
         table=table,
         new_log=new_log,

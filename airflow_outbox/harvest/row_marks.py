@@ -12,8 +12,8 @@ A term ends
 - by being asked to: it sends nothing more, waits for what it has sent, and purges that;
 - by the fence: FencedError, at once;
 - by a statement whose outcome is unknown: PostgresError, at once;
-- by a record that was not delivered, or perhaps: what was sent settles, what was delivered is purged, what failed is reset:
-  PublishError.
+- by a record that was not delivered, or perhaps: what was sent settles, what was delivered is purged, what failed is
+  reset: PublishError.
 
 Whoever leads next marks what is left under a new view.
 """
@@ -68,7 +68,10 @@ class RowMarksTerm:
     async def run(self) -> None:
         """Harvest until stopped. Raises FencedError, PublishError, PostgresError."""
         purging = asyncio.create_task(self._purge())
-        running = {purging, *(asyncio.create_task(activity) for activity in (self._mark(), self._settle(), self._account()))}
+        running = {
+            purging,
+            *(asyncio.create_task(activity) for activity in (self._mark(), self._settle(), self._account())),
+        }
         try:
             while not purging.done():
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +94,9 @@ class RowMarksTerm:
             if records <= 0 or size <= 0:
                 await self._room_made.wait()
                 continue
-            marked = await self._table.mark(self.view, max_records=min(records, self._limits.mark_records), max_bytes=size)
+            marked = await self._table.mark(
+                self.view, max_records=min(records, self._limits.mark_records), max_bytes=size
+            )
             for record in self._in_flight.admit(marked):
                 self._log.send(record)
             if marked:

@@ -48,7 +48,9 @@ def existing_topics(config: HarvestConfig, client: AdminClient | None = None) ->
         topics: dict[str, Any] = (client or admin_client(config)).list_topics(timeout=_TIMEOUT).topics
     except KafkaException as error:
         servers = config.kafka["bootstrap.servers"]
-        raise KafkaError(f"can't reach Kafka at {servers}: {error.args[0].str()}. Check bootstrap.servers and the credentials") from error
+        raise KafkaError(
+            f"can't reach Kafka at {servers}: {error.args[0].str()}. Check bootstrap.servers and the credentials"
+        ) from error
     return topics
 
 
@@ -59,7 +61,10 @@ def require_leader_topic(config: HarvestConfig, names: KafkaNames) -> None:
 
 
 def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
-    """Make the topic of the election, with the broker's default replication; say whether it had to be made. Raises KafkaError."""
+    """Make the topic of the election, with the broker's default replication; say whether it had to be made.
+
+    Raises KafkaError.
+    """
     client = admin_client(config)
     if names.leader_topic in existing_topics(config, client):
         return False
@@ -67,7 +72,11 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
         names.leader_topic,
         num_partitions=1,
         replication_factor=-1,
-        config={"retention.ms": str(_HEARTBEATS_KEPT_MS), "segment.ms": str(_HEARTBEATS_KEPT_MS), "cleanup.policy": "delete"},
+        config={
+            "retention.ms": str(_HEARTBEATS_KEPT_MS),
+            "segment.ms": str(_HEARTBEATS_KEPT_MS),
+            "cleanup.policy": "delete",
+        },
     )
     try:
         client.create_topics([topic], operation_timeout=_TIMEOUT)[names.leader_topic].result()

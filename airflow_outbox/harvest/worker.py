@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 class Worker:
     """Runs calls one after the other in a thread of its own.
 
-    The thread is a daemon, unlike an executor's: a call that never returns, to a server that has gone silent, does not keep the
-    process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
+    The thread is a daemon, unlike an executor's: a call that never returns, to a server that has gone silent, does not
+    keep the process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
     """
 
     def __init__(self, name: str) -> None:

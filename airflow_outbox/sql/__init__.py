@@ -1,7 +1,8 @@
 """Every statement of the project, named and explained in files that a DBA can review: none stands in a Python string.
 
-`queries.sql` holds the statements of a running outbox, `schema.sql` the tables, `migrations/` the steps from one schema version
-to the next, `grants.sql` the privileges. `{name}` in a statement stands for an identifier or a type, `%(name)s` for a value.
+`queries.sql` holds the statements of a running outbox, `schema.sql` the tables, `migrations/` the steps from one
+schema version to the next, `grants.sql` the privileges. `{name}` in a statement stands for an identifier or a type,
+`%(name)s` for a value.
 """
 
 from __future__ import annotations

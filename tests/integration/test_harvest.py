@@ -1,4 +1,6 @@
-"""The harvesting process as a user meets it: the command, the child, their ends, and what they say; on the real servers."""
+"""The harvesting process as a user meets it: the command, the child, their ends, and what they say; on the real
+servers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ class Outbox:
 
     def stash(self, count: int, *, keys: int = 10, start: int = 0) -> None:
         with psycopg.connect(self.database) as connection:
-            stash(connection, [OutboxRecord(self.topic, f"k{n % keys}", str(n), {"n": str(n)}) for n in range(start, start + count)])
+            stash(
+                connection,
+                [OutboxRecord(self.topic, f"k{n % keys}", str(n), {"n": str(n)}) for n in range(start, start + count)],
+            )
 
     def left(self) -> int:
         return int(self.query("SELECT count(*) FROM outbox")[0][0])
@@ -61,7 +66,9 @@ class Outbox:
             consumer.assign(partitions)
             found: list[tuple[str, int]] = []
             while len(found) < sum(ends):
-                found += [(message.key().decode(), int(message.value())) for message in consumer.consume(1000, timeout=10)]
+                found += [
+                    (message.key().decode(), int(message.value())) for message in consumer.consume(1000, timeout=10)
+                ]
             return found
         finally:
             consumer.close()
@@ -92,7 +99,12 @@ class Process:
 
     def __init__(self, command: list[str], *, first_line: dict[str, Any] | None = None) -> None:
         self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.events: list[dict[str, Any]] = []
         if first_line is not None:
@@ -175,7 +187,12 @@ def test_everything_is_published_once_in_order_and_purged(outbox: Outbox, start:
     assert ended["published"] == 3000
     progress = [event for event in process.events if event["event"] == "progress"]
     assert sum(sum(event["topics"].values()) for event in progress) == 3000
-    assert [event["event"] for event in process.events if event["event"] != "progress"] == ["started", "elected", "view", "ended"]
+    assert [event["event"] for event in process.events if event["event"] != "progress"] == [
+        "started",
+        "elected",
+        "view",
+        "ended",
+    ]
 
 
 def test_one_hot_key_stays_in_order(outbox: Outbox, start: Start) -> None:
@@ -192,7 +209,9 @@ def test_it_goes_on_with_what_is_stashed_later(outbox: Outbox, start: Start) -> 
         wait_until(lambda: outbox.left() == 0, within=10)
     assert outbox.by_key() == in_order(300)
     view = process.wait_for("progress", standing="leading")["view"]
-    assert outbox.query("SELECT view::text, published FROM outbox_leader") == [(view, 300)] or wait_for_account(outbox, 300)
+    assert outbox.query("SELECT view::text, published FROM outbox_leader") == [(view, 300)] or wait_for_account(
+        outbox, 300
+    )
 
 
 def wait_for_account(outbox: Outbox, published: int) -> bool:
@@ -204,7 +223,9 @@ def test_sigterm_ends_the_command_and_hands_over_within_a_second(outbox: Outbox,
     first = start()
     first.wait_for("view")
     second = start()
-    wait_until(lambda: len({e["standing"] for p in (first, second) for e in p.events[-1:] if "standing" in e}) == 2, within=15)
+    wait_until(
+        lambda: len({e["standing"] for p in (first, second) for e in p.events[-1:] if "standing" in e}) == 2, within=15
+    )
     leader, other = (first, second) if first.events[-1]["standing"] == "leading" else (second, first)
     outbox.stash(5000)
     seen = len(other.events)
@@ -284,7 +305,9 @@ def test_the_child_is_gone_within_a_second_of_its_pipe_closing(outbox: Outbox, s
         assert list(dict.fromkeys(numbers)) == in_order(30_000)[key]
 
 
-def test_the_child_is_gone_within_a_second_even_when_kafka_is_silent(outbox: Outbox, server_folder: Path, kafka_classpath: str, start: Start) -> None:
+def test_the_child_is_gone_within_a_second_even_when_kafka_is_silent(
+    outbox: Outbox, server_folder: Path, kafka_classpath: str, start: Start
+) -> None:
     with EmbeddedKafka(server_folder / "silent", classpath=kafka_classpath) as kafka:
         outbox.settings["kafka"] = {"bootstrap.servers": kafka.bootstrap}
         config = HarvestConfig.validated(outbox.settings, source="test")
@@ -332,7 +355,9 @@ def test_secrets_are_in_neither_arguments_nor_environment(outbox: Outbox, start:
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_keeps_the_child_from_starting_is_said_with_what_to_do(start: Start, settings: dict[str, Any], says: str) -> None:
+def test_what_keeps_the_child_from_starting_is_said_with_what_to_do(
+    start: Start, settings: dict[str, Any], says: str
+) -> None:
     process = start(child=True, **settings)
     process.ends(within=30)
     assert process.popen.returncode == 1

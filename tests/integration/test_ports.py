@@ -1,4 +1,6 @@
-"""One conformance suite for the ports, real and simulated: what the engine relies on, so that the simulation can be trusted."""
+"""One conformance suite for the ports, real and simulated: what the engine relies on, so that the simulation can be
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ LIMITS = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "session_timeout": 6}
 
 
 def config(kafka: EmbeddedKafka, **settings: Any) -> HarvestConfig:
-    return HarvestConfig.validated({"data_source": "", "kafka": {"bootstrap.servers": kafka.bootstrap}, "limits": LIMITS, **settings}, source="test")
+    return HarvestConfig.validated(
+        {"data_source": "", "kafka": {"bootstrap.servers": kafka.bootstrap}, "limits": LIMITS, **settings},
+        source="test",
+    )
 
 
 def pending(count: int, *, value: str | None = "value") -> list[MarkedRecord]:
@@ -66,7 +71,8 @@ async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]
         def commit(records: list[MarkedRecord]) -> None:
             with connection.cursor() as cursor:
                 cursor.executemany(
-                    "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)"
+                    "INSERT INTO outbox"
+                    " (id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)"
                     " VALUES (%s, %s, %s, %s, %s, %s)",
                     [record[:6] for record in records],
                 )
@@ -178,7 +184,10 @@ def consumed(bootstrap: str, topic: str, count: int) -> list[tuple[Any, ...]]:
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         messages = consumer.consume(count, timeout=10)
-        return [(m.key().decode(), m.value() and m.value().decode(), [(n, v.decode()) for n, v in m.headers() or []]) for m in messages]
+        return [
+            (m.key().decode(), m.value() and m.value().decode(), [(n, v.decode()) for n, v in m.headers() or []])
+            for m in messages
+        ]
     finally:
         consumer.close()
 
@@ -232,7 +241,9 @@ async def test_every_record_is_reported_once_and_is_there(log: LogUnderTest) -> 
     [("v" * 2_000_000, ["h"], ["v"]), ("v", ["h"], []), ("v", ["h"], ["a", "b"])],
     ids=["too large", "a value too few", "a value too many"],
 )
-async def test_what_cannot_be_published_is_reported_with_its_id(log: LogUnderTest, bad: tuple[str, list[str | None], list[Any]]) -> None:
+async def test_what_cannot_be_published_is_reported_with_its_id(
+    log: LogUnderTest, bad: tuple[str, list[str | None], list[Any]]
+) -> None:
     log.log.send(MarkedRecord(77, log.topic, "k", *bad, None))
     log.log.send(MarkedRecord(78, log.topic, "k", "fine", [], [], None))
     found = {delivery.record.id: delivery.error for delivery in await reports(log.log, 2)}
@@ -263,7 +274,11 @@ async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
     members: list[Member] = []
     tasks: list[asyncio.Task[None]] = []
     if request.param == "real":
-        settings = config(request.getfixturevalue("kafka"), leader_topic=topic_prefix + "leader", leader_group_id=topic_prefix + "group")
+        settings = config(
+            request.getfixturevalue("kafka"),
+            leader_topic=topic_prefix + "leader",
+            leader_group_id=topic_prefix + "group",
+        )
         names = KafkaNames.of(settings, uuid4())
         assert make_leader_topic(settings, names)
         assert not make_leader_topic(settings, names)

@@ -28,7 +28,9 @@ def looking(database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-@pytest.fixture(params=["psycopg", "psycopg with dict rows", "sqlalchemy", "sqlalchemy over psycopg2", "sqlalchemy session"])
+@pytest.fixture(
+    params=["psycopg", "psycopg with dict rows", "sqlalchemy", "sqlalchemy over psycopg2", "sqlalchemy session"]
+)
 def transaction(request: pytest.FixtureRequest, database: str, looking: object) -> Transaction:
     """How to open a transaction that commits on exit, and what to pass to stash()."""
     if request.param.startswith("psycopg"):
@@ -48,23 +50,34 @@ def transaction(request: pytest.FixtureRequest, database: str, looking: object) 
     return session
 
 
-def rows(connection: psycopg.Connection[Any], columns: str = "kafka_topic, kafka_key, kafka_value") -> list[tuple[Any, ...]]:
+def rows(
+    connection: psycopg.Connection[Any], columns: str = "kafka_topic, kafka_key, kafka_value"
+) -> list[tuple[Any, ...]]:
     return connection.execute(f"SELECT {columns} FROM outbox ORDER BY id").fetchall()  # type: ignore[call-overload]
 
 
-def test_records_become_visible_with_the_callers_commit(transaction: Transaction, looking: psycopg.Connection[Any]) -> None:
+def test_records_become_visible_with_the_callers_commit(
+    transaction: Transaction, looking: psycopg.Connection[Any]
+) -> None:
     with transaction() as connection:
         ticket = stash(connection, [OutboxRecord("t", f"k{number}", f"v{number}") for number in range(100)])
         assert rows(looking) == []
     assert rows(looking) == [("t", f"k{number}", f"v{number}") for number in range(100)]
     assert {row[0] for row in rows(looking, "transaction_id::text")} == {str(ticket.transaction_id)}
-    assert looking.execute("SELECT outbox_id, incarnation FROM outbox_leader").fetchone() == (ticket.outbox_id, ticket.incarnation)
+    assert looking.execute("SELECT outbox_id, incarnation FROM outbox_leader").fetchone() == (
+        ticket.outbox_id,
+        ticket.incarnation,
+    )
 
 
 def test_a_rollback_leaves_nothing(transaction: Transaction, looking: psycopg.Connection[Any]) -> None:
-    with pytest.raises(RuntimeError), transaction() as connection:
-        stash(connection, OutboxRecord("t", "k", "v"))
-        raise RuntimeError
+    def fail() -> None:
+        with transaction() as connection:
+            stash(connection, OutboxRecord("t", "k", "v"))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert rows(looking) == []
 
 
@@ -86,7 +99,9 @@ def test_every_kind_of_record(transaction: Transaction, looking: psycopg.Connect
     assert list(zip(*stored[4][2:4], strict=True)) == records[4].header_pairs()
 
 
-def test_nothing_is_written_for_no_records_but_the_ticket_is_good(transaction: Transaction, looking: psycopg.Connection[Any]) -> None:
+def test_nothing_is_written_for_no_records_but_the_ticket_is_good(
+    transaction: Transaction, looking: psycopg.Connection[Any]
+) -> None:
     with transaction() as connection:
         ticket = stash(connection, [])
         assert stash(connection, []) == ticket
@@ -140,9 +155,9 @@ def test_bytes_in_bytea_columns(database: str) -> None:
 def test_goharvests_table_takes_records_too(database: str) -> None:
     with psycopg.connect(database) as connection:
         connection.execute(
-            "CREATE TABLE old (id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,"
-            " kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,"
-            " kafka_header_values TEXT[] NOT NULL, leader_id UUID)"
+            "CREATE TABLE old (id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL,"
+            " kafka_topic VARCHAR(249) NOT NULL, kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000),"
+            " kafka_header_keys TEXT[] NOT NULL, kafka_header_values TEXT[] NOT NULL, leader_id UUID)"
         )
         init_outbox(connection, OutboxName.parse("old"))
         stash(connection, OutboxRecord("t", "k", "v"), outbox="old")

@@ -11,9 +11,9 @@ import pytest
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.names import OutboxName
+from airflow_outbox.records import OutboxRecord
 from airflow_outbox.schema import ROLES, grant_statements, init_outbox
 from airflow_outbox.stash import stash
-from airflow_outbox.records import OutboxRecord
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
 GOHARVEST_TABLE = """
@@ -141,7 +141,9 @@ def roles(connection: psycopg.Connection[Any], database: str) -> Iterator[dict[s
         connection.execute(f'DROP ROLE "{grantee}"')
 
 
-def test_the_stashing_role_can_insert_the_allowed_columns(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
+def test_the_stashing_role_can_insert_the_allowed_columns(
+    connection: psycopg.Connection[Any], roles: dict[str, str]
+) -> None:
     with acting_as(connection, roles["stash"]):
         ticket = stash(connection, OutboxRecord("t", "k", "v", {"h": "1"}, partition=1), outbox="app.outbox")
     row = connection.execute("SELECT kafka_key, kafka_partition, transaction_id::text FROM app.outbox").fetchone()
@@ -150,7 +152,8 @@ def test_the_stashing_role_can_insert_the_allowed_columns(connection: psycopg.Co
 
 FORBIDDEN_TO_STASH = [
     *(
-        f"INSERT INTO app.outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values, {column})"
+        "INSERT INTO app.outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values,"
+        f" {column})"
         f" VALUES (now(), 't', 'k', ARRAY[]::text[], ARRAY[]::text[], {value})"
         for column, value in {"id": "1", "transaction_id": "'1'::xid8", "leader_id": "gen_random_uuid()"}.items()
     ),
@@ -174,8 +177,14 @@ FORBIDDEN_TO_STASH = [
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN_TO_STASH)
-def test_the_stashing_role_can_do_nothing_else(connection: psycopg.Connection[Any], roles: dict[str, str], statement: str) -> None:
-    with acting_as(connection, roles["stash"]), pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+def test_the_stashing_role_can_do_nothing_else(
+    connection: psycopg.Connection[Any], roles: dict[str, str], statement: str
+) -> None:
+    with (
+        acting_as(connection, roles["stash"]),
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+        connection.transaction(),
+    ):
         connection.execute(statement)  # type: ignore[call-overload]
     with connection.transaction():
         connection.execute(statement)  # type: ignore[call-overload]  # the statement itself is sound: its owner may
@@ -189,6 +198,8 @@ def test_the_looking_role_reads_and_changes_nothing(connection: psycopg.Connecti
                 connection.execute(f"DELETE FROM app.{table}")  # type: ignore[call-overload]
 
 
-def test_a_missing_privilege_is_named_with_its_remedy(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
+def test_a_missing_privilege_is_named_with_its_remedy(
+    connection: psycopg.Connection[Any], roles: dict[str, str]
+) -> None:
     with acting_as(connection, roles["stash"]), pytest.raises(PostgresError, match="airflow-outbox grant"):
         OutboxTable(connection, OutboxName.parse("app.outbox")).is_empty()

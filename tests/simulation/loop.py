@@ -1,4 +1,7 @@
-"""An event loop whose time is simulated: it never waits, it lets the clock jump to the next timer. What runs on it is repeatable."""
+"""An event loop whose time is simulated: it never waits, it lets the clock jump to the next timer.
+
+What runs on it is repeatable.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Simulated ports: one database, one Kafka, one consumer group, shared by any number of members.
 
-A call takes time on its way there and on its way back, drawn from a seeded generator, and can be made to fail: before it took effect
-or after it, which the caller can't tell. They pass the conformance suite that the real ports pass.
+A call takes time on its way there and on its way back, drawn from a seeded generator, and can be made to fail: before
+it took effect or after it, which the caller can't tell. They pass the conformance suite that the real ports pass.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,7 +54,10 @@ class World:
         return self.random.random() < self.trouble
 
     def rebalance(self) -> None:
-        """Give the partition to a member drawn at random, or to nobody when there is none. Whoever had it hears of it."""
+        """Give the partition to a member drawn at random, or to nobody when there is none.
+
+        Whoever had it hears of it.
+        """
         owner = self.random.choice(self.group) if self.group else None
         if owner is not self.owner:
             former, self.owner = self.owner, owner
@@ -235,10 +239,8 @@ class SimulatedElection:
     async def assign(self, former: SimulatedElection | None) -> None:
         """Become the owner once the former one has let go, or after the barrier's time."""
         if former is not None:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(former._released.wait(), self._timeout)
-            except TimeoutError:
-                pass
         if self._world.owner is self and not self._closed:
             self._tell(self._candidate.assigned(self._now()))
 

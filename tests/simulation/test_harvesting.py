@@ -1,4 +1,5 @@
-"""The real engine over simulated ports, in simulated time: members come, go and fail; nothing is lost, no key is out of order.
+"""The real engine over simulated ports, in simulated time: members come, go and fail; nothing is lost, no key is out
+of order.
 
 One seed is one history, the same each time: `./dev test tests/simulation -k 'seed and 17'` runs that of seed 17 again.
 """
@@ -25,7 +26,10 @@ LIMITS = Limits(max_in_flight_records=40, mark_records=15, heartbeat_timeout=1, 
 
 
 def violations(stashed: list[MarkedRecord], published: list[MarkedRecord]) -> list[str]:
-    """What a consumer could complain of. It knows nothing of the engine: of each key, first sightings must come in id order."""
+    """What a consumer could complain of.
+
+    It knows nothing of the engine: of each key, first sightings must come in id order.
+    """
     found = []
     seen: defaultdict[tuple[str, str | bytes], list[int]] = defaultdict(list)
     for record in published:
@@ -69,7 +73,10 @@ class Member:
 
 async def write(world: World) -> list[MarkedRecord]:
     """Stash records, one writer a key: ids are drawn in one order, and become visible in another."""
-    records = [MarkedRecord(number, f"t{number % 2}", str(world.random.randrange(KEYS)), "v", [], [], None) for number in range(RECORDS)]
+    records = [
+        MarkedRecord(number, f"t{number % 2}", str(world.random.randrange(KEYS)), "v", [], [], None)
+        for number in range(RECORDS)
+    ]
     lanes: defaultdict[str | bytes, list[MarkedRecord]] = defaultdict(list)
     for record in records:
         lanes[record.key].append(record)
@@ -137,7 +144,12 @@ def test_without_trouble_every_record_comes_once() -> None:
 
 @pytest.mark.parametrize(
     ("published", "complaint"),
-    [([0, 2], "record 1 is lost"), ([1, 0, 2], "record 0 came after 1"), ([0, 2, 1], "record 1 came after 2"), ([0, 1, 0, 2], None)],
+    [
+        ([0, 2], "record 1 is lost"),
+        ([1, 0, 2], "record 0 came after 1"),
+        ([0, 2, 1], "record 1 came after 2"),
+        ([0, 1, 0, 2], None),
+    ],
 )
 def test_the_checker_finds_broken_histories(published: list[int], complaint: str | None) -> None:
     records = [MarkedRecord(number, "t", "k", "v", [], [], None) for number in range(3)]

@@ -16,7 +16,19 @@ PACKAGE = Path(airflow_outbox.__file__).parent
 AIRFLOW_ROOMS = {"hooks", "triggers", "sensors", "operators", "provider_info", "version_compat"}
 SPARK_ROOMS = {"spark"}
 # Rooms from the outside in: each may import only from rooms behind it, and from its own.
-LAYERS = [{"demo"}, {"cli"}, AIRFLOW_ROOMS, {"spark"}, {"check"}, {"harvest"}, {"schema"}, {"stash"}, {"table"}, {"names", "records", "sql"}, {"errors"}]
+LAYERS = [
+    {"demo"},
+    {"cli"},
+    AIRFLOW_ROOMS,
+    {"spark"},
+    {"check"},
+    {"harvest"},
+    {"schema"},
+    {"stash"},
+    {"table"},
+    {"names", "records", "sql"},
+    {"errors"},
+]
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -63,7 +75,11 @@ def test_decisions_do_no_io() -> None:
         assert {name.split(".")[0] for name in imports(path)} <= allowed, path
 
 
-@pytest.mark.parametrize("module", ["airflow_outbox", "airflow_outbox.harvest.__main__", "airflow_outbox.cli", "airflow_outbox.check"])
+@pytest.mark.parametrize(
+    "module", ["airflow_outbox", "airflow_outbox.harvest.__main__", "airflow_outbox.cli", "airflow_outbox.check"]
+)
 def test_neither_airflow_nor_spark_is_loaded(module: str) -> None:
     code = f"import {module}, sys; print(sorted({{'airflow', 'pyspark', 'sqlalchemy'}} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    )

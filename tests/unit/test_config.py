@@ -10,7 +10,10 @@ import pytest
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 
-SETTINGS: dict[str, Any] = {"data_source": "password=s3cret", "kafka": {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "s3cret"}}
+SETTINGS: dict[str, Any] = {
+    "data_source": "password=s3cret",
+    "kafka": {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "s3cret"},
+}
 
 
 def problem(**changes: Any) -> str:
@@ -30,7 +33,11 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("unknown", "nearest"),
-    [({"outbox_tabel": "o"}, "outbox_table"), ({"datasource": "x"}, "data_source"), ({"limits": {"mark_record": 1}}, "limits.mark_records")],
+    [
+        ({"outbox_tabel": "o"}, "outbox_table"),
+        ({"datasource": "x"}, "data_source"),
+        ({"limits": {"mark_record": 1}}, "limits.mark_records"),
+    ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(unknown: dict[str, Any], nearest: str) -> None:
     text = problem(**unknown)

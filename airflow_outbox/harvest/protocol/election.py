@@ -1,10 +1,11 @@
 """Fast NELI: who leads, decided from what a Kafka consumer group says and from heartbeats that come back.
 
-The members of an outbox are consumers of one group on a topic with one partition a role. The group coordinator gives a partition
-to at most one member: its owner, who leads the role. Ownership alone could be out of date (a member that is cut off learns of a
-rebalance last), so the owner also sends heartbeats to its partition and reads them back: proof that it reaches the cluster and
-still reads that partition. The protocol descends from goharvest's (NELI, 'non-exclusive leader induction'); what is new here is the
-state FENCED and that only heartbeats sent after a step-down count for leading again.
+The members of an outbox are consumers of one group on a topic with one partition a role. The group coordinator gives a
+partition to at most one member: its owner, who leads the role. Ownership alone could be out of date (a member that is
+cut off learns of a rebalance last), so the owner also sends heartbeats to its partition and reads them back: proof
+that it reaches the cluster and still reads that partition. The protocol descends from goharvest's (NELI,
+'non-exclusive leader induction'); what is new here is the state FENCED and that only heartbeats sent after a step-down
+count for leading again.
 
 States of one member for one role::
 
@@ -18,13 +19,14 @@ States of one member for one role::
 Invariants:
 
 - LEADER or FENCED implies owner of the partition, as far as this member knows.
-- A member that leads has read back a heartbeat that it sent, as this owner, no longer ago than `heartbeat_timeout`, or became the
-  owner no longer ago than that. Measured from when it was *sent*: one that travelled long proves little.
-- A member that stepped down without losing the partition leads again only on a heartbeat that it sent after stepping down. So a
-  process that was stopped does not lead on what it had sent before, and two members do not fence each other in turn for ever.
+- A member that leads has read back a heartbeat that it sent, as this owner, no longer ago than `heartbeat_timeout`, or
+  became the owner no longer ago than that. Measured from when it was *sent*: one that travelled long proves little.
+- A member that stepped down without losing the partition leads again only on a heartbeat that it sent after stepping
+  down. So a process that was stopped does not lead on what it had sent before, and two members do not fence each other
+  in turn for ever.
 
-None of this makes leadership exclusive: clocks and pauses can always make two members believe. It makes it *likely* exclusive; the
-fences (the fence row in Postgres, and the producer's epoch in Kafka) make its effects exclusive.
+None of this makes leadership exclusive: clocks and pauses can always make two members believe. It makes it *likely*
+exclusive; the fences (the fence row in Postgres, and the producer's epoch in Kafka) make its effects exclusive.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ Change = Lead | StandBy
 
 
 class Candidate:
-    """One member's part in the election of one role. Times are in seconds on any one monotonic clock of the caller's."""
+    """One member's part in the election of one role.
+
+    Times are in seconds on any one monotonic clock of the caller's.
+    """
 
     def __init__(self, heartbeat_timeout: float) -> None:
         self.standing = Standing.STANDBY
@@ -77,7 +82,9 @@ class Candidate:
         """The group took the partition away, or this member lost it."""
         self.is_owner = False
         was, self.standing = self.standing, Standing.STANDBY
-        return StandBy("the group gave the role to another member or is rebalancing") if was is Standing.LEADER else None
+        return (
+            StandBy("the group gave the role to another member or is rebalancing") if was is Standing.LEADER else None
+        )
 
     def heartbeat_read(self, sent_at: float, now: float) -> Change | None:
         """A heartbeat came back that this member sent at `sent_at`."""

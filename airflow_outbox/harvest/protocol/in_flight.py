@@ -1,18 +1,20 @@
-"""What is in flight, and in which order the records of a key go out: at most one at a time (mark-purge/reset, as goharvest defines it).
+"""What is in flight, and in which order the records of a key go out: at most one at a time (mark-purge/reset, as
+goharvest defines it).
 
-A record is *admitted* when it has been marked, *sent* when the log has it, *settled* when the log has reported on it, and
-*forgotten* when it has been purged. Records of one topic and key form a queue in id order; the next is sent only when the one before
-has been delivered. After a failure nothing more is sent: what was never sent is given up, what was sent settles, and the records
-that are left in the outbox are marked again under a new view.
+A record is *admitted* when it has been marked, *sent* when the log has it, *settled* when the log has reported on it,
+and *forgotten* when it has been purged. Records of one topic and key form a queue in id order; the next is sent only
+when the one before has been delivered. After a failure nothing more is sent: what was never sent is given up, what was
+sent settles, and the records that are left in the outbox are marked again under a new view.
 
 Invariants:
 
-- No two records of one topic and key are sent and unsettled at the same time, and they are sent in the order of admission.
+- No two records of one topic and key are sent and unsettled at the same time, and they are sent in the order of
+  admission.
 - A record is counted against the bounds from its admission until it is forgotten or given up.
 - After the first failure `send` is never asked of the caller again.
 
-That one record a key is in an uncertain state is what keeps order without waiting for whole batches: the worst that a failure or a
-change of leaders brings about is that record once more.
+That one record a key is in an uncertain state is what keeps order without waiting for whole batches: the worst that a
+failure or a change of leaders brings about is that record once more.
 """
 
 from __future__ import annotations

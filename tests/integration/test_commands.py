@@ -1,0 +1,165 @@
+"""`airflow-outbox init · check · grant` as typed, on the real servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from airflow_outbox.cli import main
+from airflow_outbox.demo.kafka import EmbeddedKafka
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def file(database: str, kafka: EmbeddedKafka, tmp_path: Path) -> Path:
+    path = tmp_path / "outbox.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {"data_source": database, "outbox_table": "app.outbox", "kafka": {"bootstrap.servers": kafka.bootstrap}}
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def run(file: Path) -> Run:
+    def run(command: str, *arguments: str, status: int = 0) -> Result:
+        result = CliRunner().invoke(main, [command, "-f", str(file), *arguments])
+        assert result.exit_code == status, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def connection(database: str) -> Any:
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+def test_init_makes_tables_and_topic_once(run: Run, kafka: EmbeddedKafka) -> None:
+    first = run("init").output.splitlines()
+    assert first[0] == 'made "app"."outbox" and the tables beside it, schema version 1'
+    topic = first[1].removeprefix("made topic ")
+    assert re.fullmatch(r"airflow-outbox\.[0-9a-f-]{36}\.leader", topic)
+    metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(topic, timeout=10).topics[topic]
+    assert len(metadata.partitions) == 1
+    assert run("init").output == '"app"."outbox" was complete already\n'
+
+
+def test_init_with_other_types(run: Run, connection: psycopg.Connection[Any]) -> None:
+    run("init", "--key-type", "text", "--value-type", "bytea")
+    types = connection.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = 'app.outbox'::regclass AND attname IN ('kafka_key', 'kafka_value') ORDER BY attname"
+    ).fetchall()
+    assert types == [("text",), ("bytea",)]
+    assert "'json' is not a type" in run("init", "--key-type", "json", status=1).output
+
+
+def test_check_before_init_says_what_to_run(run: Run) -> None:
+    result = run("check", status=1)
+    assert result.output.startswith('missing: there is no table "app"."outbox". Run `airflow-outbox init`')
+
+
+def test_check_names_dangers_but_does_not_fail_for_them(run: Run) -> None:
+    run("init")
+    lines = run("check").output.splitlines()
+    assert all(line.startswith("dangerous: topic airflow-outbox.") for line in lines)
+    assert any("has one replica" in line for line in lines)
+    assert any("min.insync.replicas=1" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says", "status"),
+    [
+        ("ALTER SEQUENCE app.outbox_id_seq CACHE 50", "dangerous: .*CACHE 50", 0),
+        ("ALTER TABLE app.outbox DROP COLUMN transaction_id", "dangerous: .*no column transaction_id", 0),
+        ("ALTER TABLE app.outbox DROP COLUMN kafka_value", "missing: .*no column kafka_value", 1),
+        (
+            "ALTER TABLE app.outbox ALTER COLUMN kafka_value TYPE jsonb USING '{}'",
+            "missing: .*kafka_value is jsonb; it must be",
+            1,
+        ),
+        ("DROP TABLE app.outbox_leader", "missing: .*airflow-outbox init", 1),
+        ("DELETE FROM app.outbox_leader", "missing: .*is empty", 1),
+        ("UPDATE app.outbox_leader SET schema_version = 99", "missing: .*schema version 99", 1),
+        (
+            "INSERT INTO app.outbox (kafka_topic, kafka_key) VALUES ('no-such-topic', 'k')",
+            "missing: records wait for topic no-such-topic, which is not there",
+            1,
+        ),
+    ],
+)
+def test_check_finds_what_is_wrong(
+    run: Run, connection: psycopg.Connection[Any], damage: str, says: str, status: int
+) -> None:
+    run("init")
+    connection.execute(damage)  # type: ignore[call-overload]
+    assert re.search(says, run("check", status=status).output)
+
+
+def test_check_reports_both_ends_when_neither_answers(run: Run, file: Path) -> None:
+    settings = {"data_source": "host=127.0.0.1 port=1 connect_timeout=1", "kafka": {"bootstrap.servers": "127.0.0.1:1"}}
+    file.write_text(yaml.safe_dump(settings))
+    output = run("check", status=1).output
+    assert "missing: can't connect to Postgres" in output
+    assert "missing: can't reach Kafka at 127.0.0.1:1" in output
+
+
+def test_check_as_a_role_that_may_not_harvest_names_the_grant(
+    run: Run, connection: psycopg.Connection[Any], file: Path, database: str
+) -> None:
+    run("init")
+    role = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'pw'")  # type: ignore[call-overload]
+    try:
+        run("grant", "--look", role, "--run")
+        settings = yaml.safe_load(file.read_text())
+        settings["data_source"] = psycopg.conninfo.make_conninfo(database, user=role, password="pw")
+        owners = file.read_text()
+        file.write_text(yaml.safe_dump(settings))
+        assert f"Run `airflow-outbox grant --harvest {role}`" in run("check", status=1).output
+        file.write_text(owners)
+        run("grant", "--harvest", str(role), "--run")
+        file.write_text(yaml.safe_dump(settings))
+        assert "missing" not in run("check").output
+    finally:
+        connection.execute(f"DROP OWNED BY {role}")  # type: ignore[call-overload]
+        connection.execute(f"DROP ROLE {role}")  # type: ignore[call-overload]
+
+
+def test_grant_prints_statements_that_run_as_they_are(run: Run, connection: psycopg.Connection[Any]) -> None:
+    run("init")
+    assert "name at least one role" in run("grant", status=2).output
+    output = run("grant", "--stash", "PUBLIC ROLE", "--job", "x").output
+    assert 'TO "PUBLIC ROLE";' in output
+    assert all(line.startswith("GRANT ") and line.endswith(";") for line in output.splitlines())
+    assert "nothing was granted" in run("grant", "--look", "nobody at all", "--run", status=1).output
+
+
+def test_topics_of_waiting_records_are_watched(
+    run: Run, connection: psycopg.Connection[Any], kafka: EmbeddedKafka, topic_prefix: str
+) -> None:
+    run("init")
+    topic = topic_prefix + "data"
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 1, config={"unclean.leader.election.enable": "true"})])[topic].result()
+    connection.execute("INSERT INTO app.outbox (kafka_topic, kafka_key) VALUES (%s, 'k')", (topic,))
+    assert f"topic {topic} allows unclean leader election" in run("check").output
+
+
+def test_a_bad_file_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.yaml"
+    for command in ("init", "check", "harvest"):
+        result = CliRunner().invoke(main, [command, "-f", str(path)])
+        assert (result.exit_code, result.output) == (1, f"Error: can't read {path}: No such file or directory\n")
