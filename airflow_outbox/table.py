@@ -94,7 +94,7 @@ def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
         given = psycopg.conninfo.conninfo_to_dict(data_source)
         settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
-        connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '1s'")
+        connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
     except psycopg.Error as error:
         raise PostgresError(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
@@ -166,13 +166,13 @@ class OutboxTable:
         """
         take_over = {"view": view, "backends": json.dumps(list(backends))}
         try:
-            row = self._row("take_over", **take_over)
+            row = self._take_over(take_over)
         except PostgresError as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
             self._row("end_old_backends")
             try:
-                row = self._row("take_over", **take_over)
+                row = self._take_over(take_over)
             except PostgresError as again:
                 raise TakeOverError(
                     f"{self.name.text('leader')}: the row of shard {SHARD} stays locked. "
@@ -182,6 +182,11 @@ class OutboxTable:
             raise OutboxMissingError(
                 f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`"
             )
+
+    def _take_over(self, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        with translated(self.name), self.connection.transaction():
+            self.connection.execute(self._render("wait_briefly"))
+            return self._row("take_over", **values)
 
     def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         """Claim and return the next records by id; none when nothing is due. Raises FencedError."""

@@ -107,6 +107,7 @@ class KafkaLog:
         while not self._closing.is_set():
             self._producer.poll(0.1)
         self._producer.poll(0)
+        del self._producer  # here, because the client's end waits for its own threads
 
 
 def _headers(record: MarkedRecord) -> list[tuple[str, str | bytes | None]]:

@@ -48,7 +48,8 @@ class PostgresTable:
         await self._purging.call(OutboxTable.reset, view, ids)
 
     async def heartbeat(self, view: UUID, *, published: int) -> None:
-        await self._purging.call(OutboxTable.heartbeat, view, published=published)
+        # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
+        await self._marking.call(OutboxTable.heartbeat, view, published=published)
 
     async def note_error(self, view: UUID, error: str) -> None:
         await self._look(OutboxTable.note_error, view, error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
@@ -21,6 +22,7 @@ from airflow_outbox.harvest.topics import KafkaNames, require_leader_topic
 from airflow_outbox.table import Identity, OutboxTable, connect
 
 _LOOK_INTERVAL = 0.5
+_REPEAT_INTERVAL = 10.0
 
 EndReason = Literal["drained", "time", "stopped"]
 
@@ -73,7 +75,7 @@ async def harvest(
             config,
             topic=names.leader_topic,
             group_id=names.leader_group_id,
-            on_error=lambda error: events("error", error=error, retry_in=None),
+            on_error=_now_and_then(lambda error: events("error", error=error, retry_in=None)),
         ),
         limits=config.limits,
         events=events,
@@ -93,6 +95,19 @@ async def harvest(
         await asyncio.gather(running, reaching, stopping, return_exceptions=True)
     events("ended", reason=reason, published=harvester.published)
     return reason
+
+
+def _now_and_then(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Report the same text again only after a while: a broker that is away is complained of at every attempt."""
+    due: dict[str, float] = {}
+
+    def reported(text: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= due.get(text, now):
+            due[text] = now + _REPEAT_INTERVAL
+            report(text)
+
+    return reported
 
 
 def _identify(config: HarvestConfig) -> Identity:

@@ -40,6 +40,10 @@ SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WH
 -- The outbox's id, schema version and incarnation.
 SELECT outbox_id, schema_version, incarnation FROM {leader} WHERE shard = 0
 
+-- wait_briefly --
+-- Before a take-over: a lock on the fence row that is held for this long is held by a process that has stopped.
+SET LOCAL lock_timeout = '1s'
+
 -- take_over --
 -- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row.
 UPDATE {leader}

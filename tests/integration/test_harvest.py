@@ -99,12 +99,7 @@ class Process:
 
     def __init__(self, command: list[str], *, first_line: dict[str, Any] | None = None) -> None:
         self.popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self.events: list[dict[str, Any]] = []
         if first_line is not None:
@@ -128,6 +123,16 @@ class Process:
 
         wait_until(happened, within=within, doing=f"waiting for {event}: {self.events}")
         return found[0]
+
+    def end(self) -> None:
+        """Make sure that it is gone, and close its pipes."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+        self._reader.join(10)
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def ends(self, *, within: float) -> float:
         """Wait for the end, and return how many seconds it took."""
@@ -162,10 +167,7 @@ def start(outbox: Outbox, tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
     yield start
     for process in started:
-        if process.popen.poll() is None:
-            process.popen.send_signal(signal.SIGCONT)
-            process.popen.kill()
-            process.popen.wait()
+        process.end()
 
 
 Start = Callable[..., Process]
