@@ -110,10 +110,9 @@ def _read(place: int, given: object) -> OutboxRecord:
         if field not in given:
             raise InvalidRecordError(record=place, field=field, problem="is missing")
     headers = given.get("headers") or ()
-    pairs = (
-        headers if isinstance(headers, Mapping) else [tuple(pair) for pair in headers]
-    )  # XCom and JSON make lists of tuples
-    return OutboxRecord(given["topic"], given["key"], given.get("value"), pairs, given.get("partition"))
+    if not isinstance(headers, Mapping):
+        headers = tuple(tuple(pair) for pair in headers)  # JSON has made lists of pairs that were tuples
+    return OutboxRecord(given["topic"], given["key"], given.get("value"), headers, given.get("partition"))
 
 
 def _earlier_ticket(connection: psycopg.Connection[Any], name: OutboxName, entry: Mapping[str, Any]) -> Ticket:

@@ -72,7 +72,9 @@ class HarvestChild:
             assert process.stdin is not None
             process.stdin.close()
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                # Not process.terminate(): it looks whether the process has ended, and could so take the exit status
+                # that asyncio waits for.
+                os.kill(process.pid, signal.SIGTERM)
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(END_SECONDS):

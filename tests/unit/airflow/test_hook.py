@@ -1,0 +1,108 @@
+"""OutboxHook: Airflow's connections as a harvesting process is given them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_outbox.errors import ConfigurationError, PostgresError
+from airflow_outbox.hooks import outbox as module
+from airflow_outbox.hooks.outbox import OutboxHook, check_settings
+
+from .conftest import PASSWORD, Connect
+
+pytestmark = pytest.mark.usefixtures("connections")
+
+
+def test_the_postgres_connection_becomes_a_libpq_string_with_its_extra() -> None:
+    assert conninfo_to_dict(OutboxHook().data_source()) == {
+        "host": "db.example",
+        "port": "5433",
+        "dbname": "shop",
+        "user": "app",
+        "password": PASSWORD,
+        "sslmode": "verify-full",
+        "options": "-c search_path=sales",
+        "application_name": "airflow-outbox",
+    }
+
+
+def test_what_libpq_does_not_know_is_named(connect: Connect) -> None:
+    connect("other", conn_type="postgres", host="h", password=PASSWORD, extra={"sslmood": "require"})
+    with pytest.raises(ConfigurationError, match=r"connection other: .*sslmood") as error:
+        OutboxHook(postgres_conn_id="other").data_source()
+    assert PASSWORD not in str(error.value)
+
+
+def test_the_configuration_is_complete_and_fits_through_a_pipe() -> None:
+    config = OutboxHook(outbox="sales.outbox").harvest_config(limits={"mark_records": 10}, leader_topic="leader")
+    assert json.loads(json.dumps(config)) == config
+    assert config["outbox_table"] == "sales.outbox"
+    assert config["kafka"]["bootstrap.servers"] == "kafka.example:9092"
+    assert config["limits"] == {"mark_records": 10}
+
+
+def test_secrets_are_masked_in_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked: list[str] = []
+    monkeypatch.setattr(module, "mask_secret", masked.append)
+    OutboxHook().harvest_config()
+    assert {PASSWORD, "sasl-secret-9Z"} <= set(masked)
+    assert "app" not in masked
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        ({"sasl.username": "app"}, r"bootstrap\.servers"),
+        ({"bootstrap.servers": "b:1", "oauth_cb": "some.module.function"}, "oauth_cb"),
+        ({"bootstrap.servers": "b:1", "sasl.mechanism": {"no": "mapping"}}, r"kafka\.sasl\.mechanism"),
+    ],
+)
+def test_a_kafka_connection_that_can_not_serve_is_refused(
+    connect: Connect, extra: dict[str, Any], problem: str
+) -> None:
+    connect("broken", conn_type="kafka", extra=extra)
+    with pytest.raises(ConfigurationError, match=problem):
+        OutboxHook(kafka_conn_id="broken").harvest_config()
+
+
+def test_a_login_by_a_python_function_is_refused_with_a_way_out(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "json.dumps")
+    connect("oauth", conn_type="kafka", extra={"bootstrap.servers": "b:1", "oauth_cb": "json.dumps"})
+    with pytest.raises(ConfigurationError, match=r"oauth: oauth_cb is a Python function.*SCRAM"):
+        OutboxHook(kafka_conn_id="oauth").kafka_settings()
+
+
+def test_a_password_that_expires_is_refused_for_harvesting(connect: Connect) -> None:
+    connect("iam", conn_type="postgres", host="h", login="app", extra={"iam": True})
+    with pytest.raises(ConfigurationError, match="connection iam: iam makes passwords that expire"):
+        OutboxHook(postgres_conn_id="iam").harvest_config()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"limits": {"mark_record": 1}}, r"limits\.mark_record.*limits\.mark_records"),
+        ({"data_source": "host=h"}, "data_source comes from the connections"),
+        ({"delivery": "at_most_once"}, "delivery"),
+    ],
+)
+def test_settings_are_examined_without_connections(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        check_settings(settings)
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_the_connection(connect: Connect) -> None:
+    connect("nowhere", conn_type="postgres", host="127.0.0.1", port=1, login="app", password=PASSWORD)
+    hook = OutboxHook(postgres_conn_id="nowhere")
+    with pytest.raises(PostgresError, match="connection nowhere"), hook.transaction():
+        pass
+    reached, message = hook.test_connection()
+    assert not reached
+    assert "connection nowhere" in message
+    assert PASSWORD not in message

@@ -1,0 +1,117 @@
+"""HarvestReport: what is shown of a harvest, and how often."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from airflow_outbox.triggers.report import HarvestReport
+
+
+def progress(published: int, **fields: Any) -> dict[str, Any]:
+    shown = {"standing": "leading", "view": "v", "in_flight": 3, "rate": 10.0, "topics": {}}
+    return {"event": "progress", "published": published, **shown, **fields}
+
+
+def lines(report: HarvestReport, event: dict[str, Any], now: float) -> list[str]:
+    return [line.text for line in report.take(event, now)]
+
+
+@pytest.mark.parametrize(
+    ("event", "level", "text"),
+    [
+        (
+            {"event": "started", "outbox": "outbox", "outbox_id": "u", "pid": 7},
+            logging.INFO,
+            "process 7 harvests outbox (u)",
+        ),
+        ({"event": "elected", "shard": 0}, logging.INFO, "elected to lead shard 0"),
+        ({"event": "view", "shard": 0, "view": "v"}, logging.INFO, "leads shard 0 under view v"),
+        ({"event": "stood_by", "reason": "revoked"}, logging.INFO, "stands by: revoked"),
+        ({"event": "fenced", "shard": 0, "view": "v"}, logging.WARNING, "fenced: another process has taken over"),
+        ({"event": "error", "error": "gone", "retry_in": 0.2}, logging.WARNING, "gone (tries again in 0.2 s)"),
+        ({"event": "error", "error": "gone", "retry_in": None}, logging.WARNING, "gone"),
+        ({"event": "ended", "reason": "drained", "published": 4}, logging.INFO, "the harvest has ended: drained"),
+        ({"event": "output", "line": "Traceback"}, logging.WARNING, "the harvesting process printed: Traceback"),
+        ({"event": "of a later release", "n": 1}, logging.INFO, "event: of a later release, n: 1"),
+        ({"event": "elected"}, logging.INFO, "event: elected"),
+    ],
+)
+def test_events_are_logged_at_once(event: dict[str, Any], level: int, text: str) -> None:
+    (line,) = HarvestReport().take(event, 0.0)
+    assert line.level == level
+    assert line.text.startswith(text)
+
+
+def test_progress_is_logged_every_ten_seconds_while_it_moves_and_every_ten_minutes_while_it_does_not() -> None:
+    report = HarvestReport()
+    moving = [second for second in range(60) if lines(report, progress(second), second)]
+    assert moving == [0, 10, 20, 30, 40, 50]
+    idle = [second for second in range(60, 3000) if lines(report, progress(59), second)]
+    assert idle == [60, 660, 1260, 1860, 2460]
+
+
+def test_a_storm_of_events_is_held_back_and_counted() -> None:
+    report = HarvestReport()
+    error = {"event": "error", "error": "gone", "retry_in": 1}
+    logged = [line for tenth in range(6000) for line in lines(report, error, tenth / 10)]
+    assert len([line for line in logged if line.startswith("gone")]) == 20 + 60 - 1
+    left_out = sum(int(line.split()[0].removeprefix("(")) for line in logged if line.startswith("("))
+    assert 6000 - 100 <= left_out + 79 <= 6000
+
+
+def test_the_xcom_shows_progress_every_ten_seconds_and_only_what_has_changed() -> None:
+    report = HarvestReport()
+    shown = []
+    for second in range(30):
+        list(report.take(progress(min(second, 12)), second))
+        if (due := report.progress_due(second)) is not None:
+            shown.append((second, due["published"]))
+    assert shown == [(0, 0), (10, 10), (20, 12)]
+    list(report.take(progress(12), 60.0))
+    assert report.progress_due(60.0) is None
+
+
+def test_the_count_goes_on_over_several_processes() -> None:
+    report = HarvestReport()
+    report.begin_process()
+    list(report.take(progress(5, topics={"a": 5}), 0.0))
+    report.begin_process()
+    list(report.take(progress(2, topics={"a": 1, "b": 1}), 1.0))
+    list(report.take({"event": "ended", "reason": "drained", "published": 3}, 2.0))
+    assert report.published == 8
+    assert report.topics_due(3.0) == {"a": 6, "b": 1}
+
+
+def test_publications_are_given_out_once_a_second_at_most_and_none_is_left_out() -> None:
+    report = HarvestReport()
+    given = []
+    for tenth in range(25):
+        list(report.take(progress(tenth, topics={"a": 1}), tenth / 10))
+        if topics := report.topics_due(tenth / 10):
+            given.append((tenth, topics))
+    assert given == [(0, {"a": 1}), (10, {"a": 10}), (20, {"a": 10})]
+    assert report.topics_due(2.5) == {}
+    assert report.topics_due(2.5, final=True) == {"a": 4}
+    assert report.topics_due(9.0, final=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "reason"),
+    [
+        ([{"event": "error", "error": "no outbox. Run init", "retry_in": None}], 1, "no outbox. Run init"),
+        ([], -9, "the harvesting process was killed by signal 9"),
+        (
+            [{"event": "output", "line": "Killed"}],
+            137,
+            "the harvesting process ended with status 137; its last output:\nKilled",
+        ),
+    ],
+)
+def test_why_a_process_ended(events: list[dict[str, Any]], status: int, reason: str) -> None:
+    report = HarvestReport()
+    for event in events:
+        list(report.take(event, 0.0))
+    assert report.why_it_ended(status) == reason

@@ -1,0 +1,225 @@
+"""OutboxHarvestTrigger, over scripts in the place of the harvesting process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from airflow.sdk.definitions.asset import AssetWatcher
+from airflow.triggers.base import TriggerEvent
+
+from airflow_outbox.triggers import harvest
+from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
+
+from .conftest import PASSWORD, Connect
+
+pytestmark = pytest.mark.usefixtures("connections")
+Child = Callable[[str], None]
+
+STARTED = "sys.stdin.readline(); tell('started', outbox='outbox', outbox_id='u', pid=os.getpid())\n"
+DRAINED = "tell('ended', reason='drained', published=3)"
+
+
+@pytest.fixture
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harvest, "FIRST_DELAY", 0.01)
+
+
+@pytest.fixture
+def xcoms(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    async def set_xcom(**xcom: Any) -> None:
+        found.append(xcom)
+
+    monkeypatch.setattr(harvest, "set_xcom", set_xcom)
+    return found
+
+
+def text(*parts: str) -> str:
+    return "".join(parts)
+
+
+async def payloads(trigger: OutboxHarvestTrigger, *, within: float = 10) -> list[dict[str, Any]]:
+    async with asyncio.timeout(within):
+        return [event.payload async for event in events(trigger)]
+
+
+async def events(trigger: OutboxHarvestTrigger) -> AsyncIterator[TriggerEvent]:
+    async for event in trigger.run():
+        yield event
+    await trigger.cleanup()
+
+
+def test_it_is_the_same_after_a_journey_through_the_database() -> None:
+    trigger = OutboxHarvestTrigger(
+        postgres_conn_id="p",
+        kafka_conn_id="k",
+        outbox="s.o",
+        until="drained",
+        settings={"leader_topic": "t"},
+        emit="end",
+    )
+    path, arguments = trigger.serialize()
+    assert path == f"{OutboxHarvestTrigger.__module__}.{OutboxHarvestTrigger.__qualname__}"
+    assert OutboxHarvestTrigger(**arguments).serialize() == (path, arguments)
+    assert arguments == {
+        "postgres_conn_id": "p",
+        "kafka_conn_id": "k",
+        "outbox": "s.o",
+        "until": "drained",
+        "settings": {"leader_topic": "t"},
+        "emit": "end",
+    }
+
+
+def test_an_asset_can_be_watched_with_it() -> None:
+    assert AssetWatcher(name="outbox", trigger=OutboxHarvestTrigger()).trigger.serialize()[1]["emit"] == "published"
+
+
+async def test_a_deferred_task_gets_one_event_with_the_sum(child: Child) -> None:
+    child(text(STARTED, "tell('progress', published=2, topics={'t': 2})\n", DRAINED))
+    assert await payloads(OutboxHarvestTrigger(until="drained", emit="end")) == [
+        {"status": "ended", "reason": "drained", "published": 3}
+    ]
+
+
+async def test_its_progress_is_an_xcom_of_the_task(child: Child, xcoms: list[dict[str, Any]]) -> None:
+    shown = "tell('progress', standing='leading', view='v', published=2, in_flight=1, rate=2.0, topics={'t': 2})\n"
+    child(text(STARTED, shown, "time.sleep(0.2)\n", DRAINED))
+    trigger = OutboxHarvestTrigger(emit="end")
+    trigger.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=4, try_number=1)
+    await payloads(trigger)
+    value = {"standing": "leading", "view": "v", "published": 2, "in_flight": 1, "rate": 2.0}
+    where = {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": 4}
+    assert xcoms == [{"key": "progress", "value": value, **where}]
+
+
+async def test_an_api_server_that_hangs_does_not_hold_up_the_harvest(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def set_xcom(**_: Any) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(harvest, "set_xcom", set_xcom)
+    child(text(STARTED, "tell('progress', published=2, topics={})\n", DRAINED))
+    trigger = OutboxHarvestTrigger(emit="end")
+    trigger.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1)
+    assert len(await payloads(trigger, within=5)) == 1
+
+
+async def test_an_asset_gets_what_was_published_and_no_event_of_the_end(child: Child) -> None:
+    told = "tell('progress', published={n}, topics={topics})\ntime.sleep({pause})\n"
+    steps = [
+        told.format(n=0, topics={}, pause=0),
+        told.format(n=2, topics={"a": 2}, pause=0.1),
+        told.format(n=3, topics={"b": 1}, pause=0.1),
+        told.format(n=4, topics={"a": 1}, pause=0),
+    ]
+    child(text(STARTED, *steps, "tell('ended', reason='drained', published=4)"))
+    assert await payloads(OutboxHarvestTrigger(until="drained")) == [
+        {"outbox": "outbox", "topics": {"a": 2}, "published": 2},
+        {"outbox": "outbox", "topics": {"b": 1, "a": 1}, "published": 4},
+    ]
+
+
+@pytest.mark.usefixtures("no_delay")
+async def test_a_process_that_dies_is_started_again_and_the_reason_is_logged(
+    child: Child, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries = tmp_path / "tries"
+    crash = f"open({str(tries)!r}, 'a').write('x')\nif len(open({str(tries)!r}).read()) < 8: os.kill(os.getpid(), 9)\n"
+    child(text(STARTED, "tell('progress', published=1, topics={'t': 1})\n", crash, DRAINED))
+    (payload,) = await payloads(OutboxHarvestTrigger(emit="end"), within=30)
+    assert payload == {"status": "ended", "reason": "drained", "published": 7 + 3}
+    assert capsys.readouterr().out.count("was killed by signal 9. The harvesting process is started again in") == 7
+
+
+@pytest.mark.usefixtures("no_delay")
+async def test_a_process_that_was_stopped_by_somebody_else_is_started_again(child: Child, tmp_path: Path) -> None:
+    mark = tmp_path / "stopped"
+    first = f"if not os.path.exists({str(mark)!r}): open({str(mark)!r}, 'w'); "
+    stopped = first + "tell('ended', reason='stopped', published=1); sys.exit()\n"
+    child(text(STARTED, stopped, DRAINED))
+    assert await payloads(OutboxHarvestTrigger(emit="end")) == [
+        {"status": "ended", "reason": "drained", "published": 4}
+    ]
+
+
+@pytest.mark.usefixtures("no_delay")
+async def test_a_task_fails_after_five_processes_that_never_harvested(child: Child, tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+    child(
+        f"open({str(tries)!r}, 'a').write('x'); tell('error', error='no outbox. Run init', retry_in=None); sys.exit(1)"
+    )
+    assert await payloads(OutboxHarvestTrigger(emit="end")) == [{"status": "failed", "error": "no outbox. Run init"}]
+    assert tries.read_text() == "xxxxx"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"postgres_conn_id": "missing"}, "missing"),
+        ({"settings": {"limits": {"mark_records": 0}}}, r"limits.mark_records"),
+    ],
+)
+async def test_a_task_fails_at_once_when_the_configuration_can_not_work(
+    arguments: dict[str, Any], problem: str
+) -> None:
+    (payload,) = await payloads(OutboxHarvestTrigger(emit="end", **arguments))
+    assert payload["status"] == "failed"
+    assert problem in payload["error"]
+
+
+@pytest.mark.usefixtures("no_delay")
+async def test_a_watched_asset_is_not_given_up(
+    connect: Connect, child: Child, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child(text(STARTED, "tell('progress', published=1, topics={'t': 1})\n", DRAINED))
+    trigger = OutboxHarvestTrigger(postgres_conn_id="late", until="drained")
+    running = asyncio.create_task(payloads(trigger))
+    await asyncio.sleep(0.3)
+    connect("late", conn_type="postgres", host="h", password=PASSWORD)
+    assert await running == [{"outbox": "outbox", "topics": {"t": 1}, "published": 1}]
+    assert "is started again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ignores", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"])
+async def test_the_process_is_gone_within_a_second_of_the_cancellation(child: Child, ignores: str) -> None:
+    child(text(ignores, STARTED, "time.sleep(60)"))
+    trigger = OutboxHarvestTrigger(emit="end")
+    running = asyncio.create_task(payloads(trigger, within=60))
+    (pid,) = await children()
+    begun = time.monotonic()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await trigger.cleanup()
+    assert time.monotonic() - begun < 1.2
+    assert not psutil.pid_exists(pid)
+
+
+async def test_cleanup_alone_ends_the_process_too(child: Child) -> None:
+    child(text(STARTED, "tell('progress', published=1, topics={'t': 1})\n", "time.sleep(60)"))
+    trigger = OutboxHarvestTrigger()
+    run = trigger.run()
+    await anext(run)  # as when the triggerer is cancelled between two events
+    (pid,) = await children()
+    await trigger.cleanup()
+    await trigger.cleanup()
+    assert not psutil.pid_exists(pid)
+    await run.aclose()
+
+
+async def children() -> list[int]:
+    """The processes that this one has started, once there is one."""
+    while not (found := psutil.Process().children()):
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+    return [process.pid for process in found]
