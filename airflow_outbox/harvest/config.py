@@ -1,48 +1,32 @@
-"""The configuration of a harvester: one validated model, read from YAML by the commands and from JSON by the child
-process.
+"""The configuration of a harvester: one validated model, read from YAML by the commands and from JSON by the child.
 
-It is strict: an unknown key is an error that names it and the nearest known one.
+It is strict: an unknown key is an error that names it and the nearest known one. goharvest's YAML is read too.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from airflow_outbox.errors import ConfigurationError, InvalidNameError
+from airflow_outbox.harvest.goharvest import GoharvestFile, GoharvestHarvest
+from airflow_outbox.harvest.settings import (
+    Duration,
+    KafkaSettings,
+    LogLevel,
+    Settings,
+    described,
+    names,
+    unknown_setting,
+)
 from airflow_outbox.names import OutboxName
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-
-def _seconds(value: object) -> object:
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise ValueError("give a duration such as 100ms, 2s or 5m, or a number of seconds")
-        return float(match[1]) * _SECONDS[match[2]]
-    return value
-
-
-Duration = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-"""Seconds; written as a number, or as text such as `100ms`, `2s`, `5m`."""
-
-KafkaSettings = dict[str, str | int | float | bool]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class Limits(_Strict):
+class Limits(Settings):
     """Bounds and time-outs."""
 
     max_in_flight_records: int = Field(default=20_000, gt=0)
@@ -70,7 +54,7 @@ class Limits(_Strict):
         return self
 
 
-class HarvestConfig(_Strict):
+class HarvestConfig(Settings):
     """All that a harvester is told."""
 
     data_source: str = Field(repr=False)
@@ -89,6 +73,8 @@ class HarvestConfig(_Strict):
     """The consumer group of the election; by default `airflow-outbox.<outbox id>`."""
     delivery: Literal["at_least_once"] = "at_least_once"
     """What consumers may count on."""
+    log_level: LogLevel = "warning"
+    """How much the process writes to stderr of what it and its clients do: off, error, warning, info or debug."""
     limits: Limits = Field(default_factory=Limits)
 
     @field_validator("outbox_table")
@@ -113,16 +99,31 @@ class HarvestConfig(_Strict):
 
     @classmethod
     def validated(cls, settings: object, *, source: str) -> Self:
-        """A model of parsed settings. Raises ConfigurationError, which names the settings at fault and `source`."""
+        """A model of parsed settings, this project's or goharvest's.
+
+        Raises ConfigurationError, which names the settings at fault and `source`.
+        """
         if not isinstance(settings, Mapping):
             raise ConfigurationError(f"{source}: must be a mapping of settings, such as `outbox_table: outbox`")
+        model: type[Settings] = cls
         try:
+            if "harvest" in settings:
+                model = GoharvestFile
+                settings = cls._translated(settings, source=source)
+                model = cls
             return cls.model_validate(settings)
         except ValidationError as error:
-            problems = "; ".join(_problem(detail) for detail in error.errors(include_url=False, include_input=False))
-            raise ConfigurationError(
-                f"{source}: {problems}"
-            ) from None  # the cause would show the values, secrets among them
+            # Without the cause, which would show the values, secrets among them.
+            raise ConfigurationError(f"{source}: {described(error, model)}") from None
+
+    @classmethod
+    def _translated(cls, settings: Mapping[str, object], *, source: str) -> Mapping[str, object]:
+        file = GoharvestFile.model_validate(settings)
+        for name in file.own_settings:
+            if name not in cls.model_fields:
+                known = [*names(GoharvestHarvest), *cls.model_fields]
+                raise ConfigurationError(f"{source}: {unknown_setting(name, within=['harvest'], known=known)}")
+        return file.translated()
 
     @classmethod
     def from_yaml(cls, path: Path) -> Self:
@@ -138,15 +139,3 @@ class HarvestConfig(_Strict):
                 f"{path}{line}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}"
             ) from None
         return cls.validated(settings, source=str(path))
-
-
-def _problem(detail: ErrorDetails) -> str:
-    *parents, key = [str(part) for part in detail["loc"]] or ["(top)"]
-    name = ".".join([*parents, key])
-    if detail["type"] == "extra_forbidden":
-        known = list((Limits if parents == ["limits"] else HarvestConfig).model_fields)
-        nearest = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.0)
-        return f"unknown setting {name}; the nearest known one is {'.'.join([*parents, *nearest])}"
-    if detail["type"] == "missing":
-        return f"{name} is missing"
-    return f"{name}: {detail['msg'].removeprefix('Value error, ')}"

@@ -14,8 +14,9 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import KafkaError, OutboxError, PublishError
-from airflow_outbox.harvest.config import HarvestConfig, KafkaSettings
+from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
+from airflow_outbox.harvest.settings import KafkaSettings
 from airflow_outbox.table import MarkedRecord
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
 from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Events, Log
 from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.harvest.topics import KafkaNames, require_leader_topic
 from airflow_outbox.table import Identity, OutboxTable, connect
 
@@ -48,6 +50,14 @@ class Until:
         return cls(time=time if time.tzinfo else time.replace(tzinfo=UTC))
 
 
+def log_to_stderr(level: LogLevel) -> None:
+    """Let this process and its clients write what they do to stderr, in lines; stdout is for events."""
+    if level == "off":
+        logging.disable()
+    else:
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
 async def harvest(
     config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float
 ) -> EndReason:
@@ -56,6 +66,7 @@ async def harvest(
 
     Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
     """
+    log_to_stderr(config.log_level)
     identity = await asyncio.to_thread(_identify, config)
     names = KafkaNames.of(config, identity.outbox_id)
     await asyncio.to_thread(require_leader_topic, config, names)

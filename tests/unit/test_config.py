@@ -80,3 +80,80 @@ def test_yaml(tmp_path: Path) -> None:
         HarvestConfig.from_yaml(file)
     file.write_text("data_source: dbname=app\nkafka: {bootstrap.servers: here}\nlimits: {poll_interval: 20ms}\n")
     assert HarvestConfig.from_yaml(file).limits.poll_interval == 0.02
+
+
+GOHARVEST = """
+harvest:
+  baseKafkaConfig:
+    bootstrap.servers: localhost:9094
+    security.protocol: sasl_ssl
+    sasl.mechanism: SCRAM-SHA-512
+    sasl.username: alice
+    sasl.password: s3cret
+  producerKafkaConfig:
+    compression.type: lz4
+    delivery.timeout.ms: 10000
+  leaderTopic: my-app-name
+  leaderGroupID: my-app-name
+  dataSource: host=localhost port=5432 user=postgres password=s3cret dbname=postgres sslmode=disable
+  outboxTable: app.outbox
+  limits:
+    minPollInterval: 1s
+    heartbeatTimeout: 5s
+    maxInFlightRecords: 1000
+    markQueryRecords: 200
+    markBackoff: 20ms
+    sendConcurrency: 4
+    ioErrorBackoff: 500ms
+  delivery: at_least_once
+logging:
+  level: Debug
+"""
+
+
+def test_goharvests_file_is_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "reaper.yaml"
+    file.write_text(GOHARVEST)
+    config = HarvestConfig.from_yaml(file)
+    assert config.data_source.startswith("host=localhost port=5432")
+    assert (config.outbox_table, config.leader_topic, config.leader_group_id) == (
+        "app.outbox",
+        "my-app-name",
+        "my-app-name",
+    )
+    assert config.kafka["security.protocol"] == "sasl_ssl"
+    assert config.kafka_producer == {
+        "partitioner": "consistent_random",
+        "compression.type": "lz4",
+        "delivery.timeout.ms": 10000,
+    }
+    limits = config.limits
+    assert (limits.heartbeat_timeout, limits.session_timeout) == (5, 15)
+    assert (limits.max_in_flight_records, limits.mark_records, limits.poll_interval) == (1000, 200, 0.02)
+    assert config.log_level == "debug"
+
+
+def test_where_goharvests_file_is_silent_it_means_what_goharvest_does() -> None:
+    config = HarvestConfig.validated({"harvest": {}}, source="reaper.yaml")
+    assert config.kafka == {"bootstrap.servers": "localhost:9092"}
+    assert (config.outbox_table, config.delivery, config.log_level) == ("outbox", "at_least_once", "info")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"harvest": {"dataSorce": "x"}},
+            "unknown setting harvest.dataSorce; the nearest known one is harvest.dataSource",
+        ),
+        ({"harvest": {"limits": {"sendBufer": 1}}}, "the nearest known one is harvest.limits.sendBuffer"),
+        ({"harvest": {"limits": {"heartbeatTimeout": "soon"}}}, "harvest.limits.heartbeatTimeout: give a duration"),
+        ({"harvest": {}, "loging": {}}, "unknown setting loging; the nearest known one is logging"),
+        ({"harvest": {}, "logging": {"level": "loud"}}, "logging.level"),
+        ({"harvest": {"delivery": "twice"}}, "delivery"),
+    ],
+)
+def test_goharvests_file_is_read_as_strictly(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        HarvestConfig.validated(settings, source="reaper.yaml")
+    assert says in str(caught.value)
