@@ -92,7 +92,9 @@ class Staging:
 
     def _drop(self, table: str) -> None:
         try:
-            self._execute("drop_staging", staging=sql.Identifier(self._schema, table))
+            with self._connection.transaction():
+                self._execute("wait_briefly")
+                self._execute("drop_staging", staging=sql.Identifier(self._schema, table))
         except psycopg.Error as error:
             log.warning("%s is left to the next run: %s", table, error)
 

@@ -32,8 +32,11 @@ WHERE relnamespace = %(schema)s::regnamespace AND relkind = 'r' AND relpersisten
       AND starts_with(relname::text, %(prefix)s) AND pg_get_userbyid(relowner) = current_user
 ORDER BY relname
 
+-- wait_briefly --
+-- In the transaction that drops a staging table: a straggling task may hold it for long.
+SET LOCAL lock_timeout = '1s'
+
 -- drop_staging --
--- Waits for a straggling task no longer than lock_timeout.
 DROP TABLE IF EXISTS {staging}
 
 -- wait_for_rivals --

@@ -1,0 +1,127 @@
+"""Follow the demo from outside: what Postgres has, what Kafka has, and how Airflow's tasks fare."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_outbox.demo.airflow_api import AirflowApi
+from airflow_outbox.demo.check import TopicReader
+from airflow_outbox.demo.display import Display, Progression
+from airflow_outbox.errors import OutboxError
+
+FLIGHTS_DAG, HARVEST_DAG = "flights", "outbox_harvest"
+STALL_SECONDS = 180.0
+_API_SECONDS = 2.0
+_LOG_TAIL_LINES = 40
+_FAILED_STATES = frozenset({"failed", "up_for_retry", "upstream_failed"})
+
+
+class DemoError(OutboxError):
+    """The demo could not go on. The message says what to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """How a try of a task stands."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    try_number: int
+    state: str | None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state in _FAILED_STATES
+
+    def __str__(self) -> str:
+        return f"task {self.dag_id}.{self.task_id} is {self.state or 'not scheduled yet'}"
+
+
+class Follower:
+    """Looks at everything again and again, and shows it."""
+
+    def __init__(
+        self, *, api: AirflowApi, connection: psycopg.Connection[Any], reader: TopicReader, display: Display
+    ) -> None:
+        self._api = api
+        self._connection = connection
+        self._reader = reader
+        self._display = display
+        self._asked = 0.0
+        self._told: set[TaskState] = set()
+
+    def until_all_has_arrived(self) -> None:
+        """Until the tasks of the Dag `flights` have succeeded, the outbox is empty, and all of Kafka is read.
+
+        Raises DemoError when a task fails, or nothing has moved for long.
+        """
+        before, moved, succeeded = Progression(), time.monotonic(), False
+        while not (succeeded and self._is_drained()):
+            progression = self._look()
+            if progression != before:
+                before, moved = progression, time.monotonic()
+            elif time.monotonic() - moved > STALL_SECONDS:
+                raise DemoError(f"nothing has moved for {STALL_SECONDS:.0f} s. Look in Airflow's log")
+            if self._is_time_to_ask():
+                for task in self._changed_tasks():
+                    if task.has_failed:
+                        raise DemoError(self._story(task))
+                    self._display.say(str(task))
+                flights = [task.state for task in self._told if task.dag_id == FLIGHTS_DAG]
+                succeeded = bool(flights) and set(flights) == {"success"}
+        self._reader.read_to_end()
+        self._look()
+
+    def for_ever(self) -> None:
+        """Until this process is interrupted."""
+        while True:
+            self._look()
+            if self._is_time_to_ask():
+                for task in self._changed_tasks():
+                    self._display.say(self._story(task) if task.has_failed else str(task))
+
+    def progression(self) -> Progression:
+        """How far it is now."""
+        query = """SELECT (SELECT coalesce(sum(records), 0) FROM outbox_commits)::bigint,
+                          (SELECT coalesce(sum(published), 0) FROM outbox_leader)::bigint"""
+        stashed, published = self._connection.execute(query).fetchall()[0]
+        return Progression(stashed=stashed, published=published, seen=len(self._reader.delivered))
+
+    def _look(self) -> Progression:
+        self._reader.read(0.25)
+        progression = self.progression()
+        self._display.update(progression)
+        return progression
+
+    def _is_drained(self) -> bool:
+        return self._connection.execute("SELECT FROM outbox LIMIT 1").fetchone() is None
+
+    def _is_time_to_ask(self) -> bool:
+        """Whether Airflow may be asked again: each answer costs it some hundredths of a second."""
+        now = time.monotonic()
+        if now - self._asked < _API_SECONDS:
+            return False
+        self._asked = now
+        return True
+
+    def _changed_tasks(self) -> list[TaskState]:
+        """Tasks of the newest runs that stand otherwise than when last asked."""
+        states = [
+            TaskState(dag, run["dag_run_id"], task["task_id"], task["try_number"], task["state"])
+            for dag in (FLIGHTS_DAG, HARVEST_DAG)
+            for run in self._api.runs(dag)[:1]
+            for task in self._api.tasks(dag, run["dag_run_id"])
+        ]
+        changed = [state for state in states if state not in self._told]
+        self._told = set(states)
+        return changed
+
+    def _story(self, task: TaskState) -> str:
+        log = self._api.task_log(task.dag_id, task.run_id, task.task_id, try_number=task.try_number)
+        tail = "\n".join(log.splitlines()[-_LOG_TAIL_LINES:])
+        return f"{task}. The end of its log:\n{tail}"

@@ -1,0 +1,77 @@
+"""How OutboxSparkSubmitOperator submits, before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, AirflowOptionalProviderFeatureException
+
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
+
+RUN: Any = {"ti": SimpleNamespace(dag_id="shop", task_id="orders", run_id="manual__1", map_index=-1)}
+
+
+@pytest.fixture(autouse=True)
+def connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = {"local": "local[2]", "standalone": "spark://master:7077"}
+    for name, host in spark.items():
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps({"conn_type": "spark", "host": host}))
+    cluster = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
+    monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(cluster))
+    shop = {"conn_type": "postgres", "host": "127.0.0.1", "login": "job", "password": "secret"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps(shop))
+
+
+def operator(**arguments: Any) -> OutboxSparkSubmitOperator:
+    return OutboxSparkSubmitOperator(task_id="orders", postgres_conn_id="shop_db", application="job.py", **arguments)
+
+
+def test_a_missing_spark_connection_is_an_error_and_not_yarn() -> None:
+    with pytest.raises(AirflowNotFoundException, match="nowhere"):
+        operator(conn_id="nowhere").execute(RUN)
+
+
+def test_a_driver_elsewhere_needs_a_file_of_its_own() -> None:
+    with pytest.raises(ConfigurationError, match=r"deploy mode cluster: .* spark\.airflowOutbox\.dataSourceFile"):
+        operator(conn_id="cluster").execute(RUN)
+
+
+def test_spark_submit_is_found_in_pyspark_when_it_is_not_on_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = Path(operator(conn_id="local")._get_hook()._connection["spark_binary"])
+    assert found.name == "spark-submit"
+    assert found.parent.parent.name == "pyspark"
+    own = tmp_path / "spark-submit"
+    own.touch(mode=0o755)
+    assert operator(conn_id="local")._get_hook()._connection["spark_binary"] == "spark-submit"
+
+
+def test_a_local_master_runs_the_job_under_this_python_unless_told_otherwise() -> None:
+    def python(**arguments: Any) -> Any:
+        return operator(**arguments)._get_hook()._conf.get("spark.pyspark.python")
+
+    assert python(conn_id="local") == sys.executable
+    assert python(conn_id="local", conf={"spark.pyspark.python": "/opt/python"}) == "/opt/python"
+    assert python(conn_id="standalone") is None
+
+
+def test_outbox_and_version_can_be_templates() -> None:
+    assert {"postgres_conn_id", "outbox", "version", "application_args"} <= set(operator().template_fields)
+
+
+def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "airflow_outbox.operators.spark")
+    monkeypatch.setitem(
+        sys.modules, "airflow.providers.apache.spark.operators.spark_submit", None
+    )  # not to be imported
+    with pytest.raises(AirflowOptionalProviderFeatureException, match=r"pip install 'airflow-outbox\[spark\]'"):
+        importlib.import_module("airflow_outbox.operators.spark")
