@@ -31,12 +31,14 @@ _CLOSING_TIME = 5.0
 
 
 def consumer_settings(config: HarvestConfig, group_id: str) -> dict[str, Any]:
-    """The electing consumer's settings: defaults, then the user's, then what the protocol depends on."""
+    """A new member's settings: defaults, then the user's, then what the protocol depends on."""
     session_timeout_ms = int(config.limits.session_timeout * 1000)
+    given = {**CLIENT_SETTINGS, **config.kafka, **config.kafka_consumer}
     return {
-        **CLIENT_SETTINGS,
-        **config.kafka,
-        **config.kafka_consumer,
+        **given,
+        # The group's assignor goes by the members' ids, which begin with this: who joined first sorts first, so that a
+        # member that joins takes nothing from a leader.
+        "client.id": f"{given['client.id']}-{time.time_ns():020d}",
         "group.id": group_id,
         "group.protocol": "classic",
         "partition.assignment.strategy": "range,roundrobin",
@@ -99,10 +101,10 @@ class NeliElection:
             "message.timeout.ms": int(self._timeout * 1000),
             "queue.buffering.max.messages": 100 + 10 * partitions,
         }
-        callbacks = {"error_cb": self._complain, "on_commit": self._answered}
+        self._settings = config, group_id
         try:
             self._producer = Producer(heartbeats, logger=logger)
-            self._consumer = Consumer({**consumer_settings(config, group_id), **callbacks}, logger=logger)
+            self._consumer = self._new_consumer()
         except (KafkaException, ValueError, TypeError) as error:
             raise KafkaError(f"Kafka settings: {error}. Correct kafka or kafka_consumer") from error
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
@@ -138,18 +140,25 @@ class NeliElection:
         return self._seats[shard % self._partitions]
 
     def _run(self) -> None:
-        member = False
         while not self._closing.is_set():
-            if member and self._resigned is not None:
-                self._consumer.unsubscribe()
-                member = False
-            elif not member and self._resigned is None:
-                self._consumer.subscribe(
-                    [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
-                )
-                member = True
+            if self._resigned is None:
+                self._be_a_member()
+            else:
+                self._closing.wait(_HEARTBEAT_INTERVAL)
+
+    def _new_consumer(self) -> Consumer:
+        settings = consumer_settings(*self._settings)
+        return Consumer({**settings, "error_cb": self._complain, "on_commit": self._answered}, logger=logger)
+
+    def _be_a_member(self) -> None:
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+        while self._resigned is None and not self._closing.is_set():
             self._poll_once()
         self._consumer.close()
+        if not self._closing.is_set():
+            self._consumer = self._new_consumer()
 
     def _poll_once(self) -> None:
         for partition, seat in self._seats.items():

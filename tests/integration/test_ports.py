@@ -366,3 +366,13 @@ async def test_a_member_that_resigns_makes_room_and_may_come_back(join: Callable
     assert leader.election.standing(0) is Standing.STANDBY
     leader.election.rejoin()
     await one_leader(first, second)
+
+
+async def test_a_member_that_joins_takes_nothing_from_the_leader(join: Callable[[], Member]) -> None:
+    first = join()
+    await first.becomes(Lead)
+    for _ in range(3):
+        other = join()
+        await asyncio.sleep(0.5)
+        await one_leader(first, other)
+        assert first.election.standing(0) is Standing.LEADER
