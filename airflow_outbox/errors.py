@@ -57,6 +57,10 @@ class PostgresError(OutboxError):
     """Postgres refused or could not be reached. Check the data source, the role's privileges and the server's log."""
 
 
+class PostgresUnreachableError(PostgresError):
+    """Postgres could not be reached, or went away. Check the data source, and that the server is up."""
+
+
 class KafkaError(OutboxError):
     """Kafka refused or could not be reached. Check bootstrap.servers, the credentials and the broker's log."""
 

@@ -23,6 +23,7 @@ from airflow_outbox.errors import (
     OutboxError,
     OutboxMissingError,
     PostgresError,
+    PostgresUnreachableError,
     SchemaVersionError,
     TakeOverError,
 )
@@ -30,6 +31,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
 
 SCHEMA_VERSION = 1
+_GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 SHARD = 0
 
 
@@ -89,14 +91,20 @@ def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
     settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
     here.
     """
-    keep_alive = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+    keep_alive = {
+        "connect_timeout": 5,
+        "keepalives_idle": 2,
+        "keepalives_interval": 1,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 5000,
+    }
     try:
         given = psycopg.conninfo.conninfo_to_dict(data_source)
         settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
         connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
     except psycopg.Error as error:
-        raise PostgresError(
+        raise PostgresUnreachableError(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
         ) from error
     return connection
@@ -118,7 +126,10 @@ def translated(name: OutboxName) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
     except psycopg.Error as error:
-        raise PostgresError(f"{name}: {_reason(error)}") from error
+        gone = isinstance(error, psycopg.InterfaceError) or (
+            isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
+        )
+        raise (PostgresUnreachableError if gone else PostgresError)(f"{name}: {_reason(error)}") from error
 
 
 class OutboxTable:

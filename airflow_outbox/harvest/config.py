@@ -44,6 +44,8 @@ class Limits(Settings):
 
     At least the broker's group.min.session.timeout.ms.
     """
+    statement_timeout: Duration = 30.0
+    """A statement that Postgres has not answered for this long is given up, and with it the term."""
     delivery_timeout: Duration = 60.0
     """A record that Kafka has not taken for this long counts as undelivered; it is then marked and sent anew."""
 
@@ -73,6 +75,8 @@ class HarvestConfig(Settings):
     """The consumer group of the election; by default `airflow-outbox.<outbox id>`."""
     delivery: Literal["at_least_once"] = "at_least_once"
     """What consumers may count on."""
+    shards: int = Field(default=1, gt=0)
+    """How many shards have leaders of their own. Only shard 0 harvests so far, and it harvests the whole outbox."""
     log_level: LogLevel = "warning"
     """How much the process writes to stderr of what it and its clients do: off, error, warning, info or debug."""
     limits: Limits = Field(default_factory=Limits)

@@ -5,8 +5,9 @@
          go │                            └── failure: wait, a new view ┤ └────────── StandBy, or fenced by a successor
          ─────────────┘
 
-A failure never ends the leadership: whatever its outcome was, a new view makes it irrelevant. Nothing is ever assumed
-to have failed.
+A failure does not end the leadership: whatever its outcome was, a new view makes it irrelevant. Nothing is ever assumed
+to have failed. But a leader that can't reach Postgres for the heartbeat timeout resigns: it leaves the group, so that
+another member leads, and comes back when it has reached Postgres again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from uuid import UUID, uuid4
 
-from airflow_outbox.errors import FencedError, OutboxError
+from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Election, Events, LogFactory, Table
 from airflow_outbox.harvest.protocol.election import Lead
@@ -27,6 +28,7 @@ SHARD = 0
 _PROGRESS_INTERVAL = 1.0
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
+_RETURN_INTERVAL = 1.0
 
 
 class Harvester:
@@ -50,6 +52,8 @@ class Harvester:
         self._new_view = new_view
         self._term: RowMarksTerm | None = None
         self._leading: asyncio.Task[None] | None = None
+        self._returning: asyncio.Task[None] | None = None
+        self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
         self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._recent: Counter[str] = Counter()  # by topic, since the last progress event
         self._reported = 0
@@ -69,9 +73,10 @@ class Harvester:
                 if future.done():
                     future.result()
         finally:
-            for task in (progress, following):
+            tasks = [task for task in (progress, following, self._returning) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(progress, following, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._stand_by(0)
             await self._table.close()
             self._report()
@@ -79,23 +84,28 @@ class Harvester:
     async def stop(self, grace: float) -> None:
         """Finish what is in flight, for at most `grace` seconds, leave the group, and end `run`."""
         await self._stand_by(grace)
-        self._election.released()
+        self._election.released(SHARD)
         await self._election.close()
 
     async def _follow(self) -> None:
-        async for change in self._election.changes():
+        async for shard, change in self._election.changes():
             if isinstance(change, Lead):
+                self._events("elected", shard=shard)
+            else:
+                self._events("stood_by", shard=shard, reason=change.reason)
+            if shard != SHARD:
+                self._election.released(shard)
+            elif isinstance(change, Lead):
                 await self._stand_by(0)
-                self._events("elected", shard=SHARD)
                 self._leading = asyncio.create_task(self._lead())
                 self._leading.add_done_callback(self._notice_bug)
             else:
-                self._events("stood_by", reason=change.reason)
                 await self._stand_by(self._limits.heartbeat_timeout)
-                self._election.released()
+                self._election.released(SHARD)
 
     async def _lead(self) -> None:
-        delay = _SHORTEST_DELAY
+        loop, delay = asyncio.get_running_loop(), _SHORTEST_DELAY
+        self._reached_at = loop.time()
         while True:
             view = self._new_view()
             published_before = self.published
@@ -104,20 +114,26 @@ class Harvester:
                 return
             except FencedError:
                 self._events("fenced", shard=SHARD, view=str(view))
-                self._election.fenced()
-                self._election.released()
+                self._election.fenced(SHARD)
+                self._election.released(SHARD)
                 return
             except OutboxError as error:
                 if self.published > published_before:
                     delay = _SHORTEST_DELAY
                 self._events("error", error=str(error), retry_in=delay)
-                with contextlib.suppress(OutboxError):
-                    await self._table.note_error(view, str(error))
+                if not isinstance(error, PostgresUnreachableError):
+                    self._reached_at = loop.time()
+                    with contextlib.suppress(OutboxError):
+                        await self._table.note_error(view, str(error))
+                elif loop.time() - self._reached_at > self._limits.heartbeat_timeout:
+                    self._resign(str(error))
+                    return
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 
     async def _run_term(self, view: UUID) -> None:
         await self._table.take_over(view)
+        self._reached_at = asyncio.get_running_loop().time()
         self._events("view", shard=SHARD, view=str(view))
         log = await self._new_log()
         try:
@@ -127,7 +143,24 @@ class Harvester:
             await self._term.run()
         finally:
             self._term = None
+            self._reached_at = asyncio.get_running_loop().time()
             await log.close()
+
+    def _resign(self, reason: str) -> None:
+        self._events("resigned", reason=reason)
+        self._election.resign("Postgres can't be reached")
+        self._election.released(SHARD)
+        self._returning = asyncio.create_task(self._return())
+
+    async def _return(self) -> None:
+        """Rejoin once this member has reached Postgres."""
+        while True:
+            await asyncio.sleep(_RETURN_INTERVAL)
+            with contextlib.suppress(OutboxError):
+                await self._table.is_empty()
+                self._events("rejoined")
+                self._election.rejoin()
+                return
 
     async def _stand_by(self, grace: float) -> None:
         """End the leadership: let the term finish for `grace` seconds, then abandon it."""
@@ -155,7 +188,7 @@ class Harvester:
         self._reported += sum(topics.values())
         self._events(
             "progress",
-            standing=self._election.standing.value,
+            standing=self._election.standing(SHARD).value,
             view=str(self._term.view) if self._term else None,
             published=self.published,
             in_flight=self._term.in_flight if self._term else 0,

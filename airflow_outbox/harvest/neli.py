@@ -1,10 +1,9 @@
 """The port `Election` over a Kafka consumer group: fast NELI's traffic.
 
-What it means is decided in protocol/election.py.
-
-A thread polls the consumer, sends a heartbeat to the role's partition at every poll while this member owns it, and
-tells the event loop what the candidate decided. Kafka calls the rebalance callbacks from that poll, and waits for
-them: they are the barrier in which the outgoing leader finishes, for at most the heartbeat timeout.
+What it means is decided in protocol/election.py. A thread polls the consumer, sends a heartbeat to every partition that
+this member owns at every poll, and tells the event loop what the candidates decided. Kafka calls the rebalance
+callbacks from that poll, and waits for them: they are the barrier in which the outgoing leader finishes, for at most
+the heartbeat timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
@@ -27,18 +26,19 @@ from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, St
 
 logger = logging.getLogger(__name__)
 
-ROLE = 0
 _HEARTBEAT_INTERVAL = 0.1
 _CLOSING_TIME = 5.0
 
 
 def consumer_settings(config: HarvestConfig, group_id: str) -> dict[str, Any]:
-    """The electing consumer's settings: defaults, then the user's, then what the protocol depends on."""
+    """A new member's settings: defaults, then the user's, then what the protocol depends on."""
     session_timeout_ms = int(config.limits.session_timeout * 1000)
+    given = {**CLIENT_SETTINGS, **config.kafka, **config.kafka_consumer}
     return {
-        **CLIENT_SETTINGS,
-        **config.kafka,
-        **config.kafka_consumer,
+        **given,
+        # The group's assignor goes by the members' ids, which begin with this: who joined first sorts first, so that a
+        # member that joins takes nothing from a leader.
+        "client.id": f"{given['client.id']}-{time.time_ns():020d}",
         "group.id": group_id,
         "group.protocol": "classic",
         "partition.assignment.strategy": "range,roundrobin",
@@ -53,57 +53,82 @@ def consumer_settings(config: HarvestConfig, group_id: str) -> dict[str, Any]:
     }
 
 
+class _Seat:
+    """A partition that this member may own, with the shards that belong to it."""
+
+    def __init__(self, heartbeat_timeout: float, shards: Iterable[int]) -> None:
+        self.candidate = Candidate(heartbeat_timeout)
+        self.released = {shard: threading.Event() for shard in shards}
+        for event in self.released.values():
+            event.set()
+        self.position = 0  # behind the last heartbeat read
+        self.questions: dict[int, float] = {}  # the offsets that the group was asked to commit, and when
+
+    def may_ask(self, now: float, patience: float) -> bool:
+        """Whether the group owes no answer, or has owed it for so long that it will not come."""
+        return all(now - asked_at > patience for asked_at in self.questions.values())
+
+
 class NeliElection:
     """One member of the group. It joins when `changes` is first asked."""
 
-    def __init__(self, config: HarvestConfig, *, topic: str, group_id: str, on_error: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: HarvestConfig, *, topic: str, partitions: int, group_id: str, on_error: Callable[[str], None]
+    ) -> None:
         """`on_error` is called in the event loop with what Kafka complains of.
 
         Raises KafkaError for settings it refuses.
         """
         self._topic = topic
+        self._partitions = partitions
         self._timeout = config.limits.heartbeat_timeout
         self._on_error = on_error
         self._member = uuid4().bytes
-        self._candidate = Candidate(self._timeout)
-        self._lock = threading.Lock()  # the candidate is asked by the polling thread and told by the event loop
-        self._released = threading.Event()
-        self._released.set()
+        self._seats = {
+            partition: _Seat(self._timeout, range(partition, config.shards, partitions))
+            for partition in range(min(partitions, config.shards))
+        }
+        self._lock = threading.Lock()  # candidates are asked by the polling thread and told by the event loop
+        self._resigned: str | None = None
         self._closing = threading.Event()
         self._loop = asyncio.get_running_loop()
-        self._changes: asyncio.Queue[Change | None] = asyncio.Queue()
+        self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
         heartbeats = {
             **CLIENT_SETTINGS,
             **config.kafka,
             "acks": 1,
             "linger.ms": 0,
             "message.timeout.ms": int(self._timeout * 1000),
-            "queue.buffering.max.messages": 100,
+            "queue.buffering.max.messages": 100 + 10 * partitions,
         }
+        self._settings = config, group_id
         try:
             self._producer = Producer(heartbeats, logger=logger)
-            self._consumer = Consumer(
-                {**consumer_settings(config, group_id), "error_cb": self._complain}, logger=logger
-            )
+            self._consumer = self._new_consumer()
         except (KafkaException, ValueError, TypeError) as error:
             raise KafkaError(f"Kafka settings: {error}. Correct kafka or kafka_consumer") from error
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
 
-    @property
-    def standing(self) -> Standing:
-        return self._candidate.standing
+    def standing(self, shard: int) -> Standing:
+        return self._seat(shard).candidate.standing
 
-    async def changes(self) -> AsyncIterator[Change]:
+    async def changes(self) -> AsyncIterator[tuple[int, Change]]:
         self._thread.start()
         while (change := await self._changes.get()) is not None:
             yield change
 
-    def released(self) -> None:
-        self._released.set()
+    def released(self, shard: int) -> None:
+        self._seat(shard).released[shard].set()
 
-    def fenced(self) -> None:
+    def fenced(self, shard: int) -> None:
         with self._lock:
-            self._candidate.fenced(time.monotonic())
+            self._seat(shard).candidate.fenced(time.monotonic())
+
+    def resign(self, reason: str) -> None:
+        self._resigned = reason
+
+    def rejoin(self) -> None:
+        self._resigned = None
 
     async def close(self) -> None:
         self._closing.set()
@@ -111,58 +136,111 @@ class NeliElection:
             await asyncio.to_thread(self._thread.join, _CLOSING_TIME)
         self._changes.put_nowait(None)
 
+    def _seat(self, shard: int) -> _Seat:
+        return self._seats[shard % self._partitions]
+
     def _run(self) -> None:
+        while not self._closing.is_set():
+            if self._resigned is None:
+                self._be_a_member()
+            else:
+                self._closing.wait(_HEARTBEAT_INTERVAL)
+
+    def _new_consumer(self) -> Consumer:
+        settings = consumer_settings(*self._settings)
+        return Consumer({**settings, "error_cb": self._complain, "on_commit": self._answered}, logger=logger)
+
+    def _be_a_member(self) -> None:
         self._consumer.subscribe(
             [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
-        heartbeat_due = 0.0
-        while not self._closing.is_set():
-            now = time.monotonic()
-            if self._candidate.is_owner and now >= heartbeat_due:
-                self._send_heartbeat(now)
-                heartbeat_due = now + _HEARTBEAT_INTERVAL
-            message = self._consumer.poll(_HEARTBEAT_INTERVAL / 2)
+        while self._resigned is None and not self._closing.is_set():
+            self._poll_once()
+        self._consumer.close()
+        if not self._closing.is_set():
+            self._consumer = self._new_consumer()
+
+    def _poll_once(self) -> None:
+        for partition, seat in self._seats.items():
+            if seat.candidate.is_owner:
+                self._send_heartbeat(partition)
+        self._producer.poll(0)
+        due = time.monotonic() + _HEARTBEAT_INTERVAL
+        while (left := due - time.monotonic()) > 0 and not self._closing.is_set():
+            message = self._consumer.poll(left)
             if message is not None:
                 self._read(message)
-            with self._lock:
-                self._tell(self._candidate.passed(time.monotonic()))
-        self._consumer.close()
+        now = time.monotonic()
+        with self._lock:
+            for partition, seat in self._seats.items():
+                self._tell(seat, seat.candidate.passed(now))
+                if seat.candidate.wants_confirmation(now) and seat.may_ask(now, self._timeout):
+                    self._ask_the_group(partition, seat, now)
 
-    def _send_heartbeat(self, now: float) -> None:
+    def _send_heartbeat(self, partition: int) -> None:
         try:
-            self._producer.produce(self._topic, partition=ROLE, key=self._member, value=repr(now))
+            self._producer.produce(self._topic, partition=partition, key=self._member, value=repr(time.monotonic()))
         except (BufferError, KafkaException) as error:
             logger.debug("heartbeat not sent: %s", error)  # the one that is not read back will tell
-        self._producer.poll(0)
 
     def _read(self, message: Message) -> None:
         error = message.error()
         if error is not None:
             self._complain(error)
-        elif message.partition() == ROLE and message.key() == self._member:
+        elif message.key() == self._member and (seat := self._seats.get(message.partition() or 0)) is not None:
+            seat.position = (message.offset() or 0) + 1
             with self._lock:
-                self._tell(self._candidate.heartbeat_read(float(message.value() or b"nan"), time.monotonic()))
+                seat.candidate.heartbeat_read(float(message.value() or b"nan"))
+
+    def _ask_the_group(self, partition: int, seat: _Seat, now: float) -> None:
+        """Commit an offset: the coordinator takes it only from members of the present generation."""
+        seat.questions[seat.position] = now
+        try:
+            question = TopicPartition(self._topic, partition, seat.position)
+            self._consumer.commit(offsets=[question], asynchronous=True)
+        except KafkaException as error:
+            logger.debug("the group was not asked: %s", error)
+            seat.questions.clear()
+
+    def _answered(self, error: BrokerError | None, partitions: list[TopicPartition]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for partition in partitions:
+                seat = self._seats.get(partition.partition)
+                asked_at = seat.questions.pop(partition.offset, None) if seat is not None else None
+                if seat is not None and asked_at is not None and error is None and partition.error is None:
+                    self._tell(seat, seat.candidate.confirmed(asked_at, now))
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # From the end: older heartbeats prove nothing.
         consumer.assign([TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions])
-        if any(partition.partition == ROLE for partition in partitions):
-            with self._lock:
-                self._tell(self._candidate.assigned(time.monotonic()))
+        with self._lock:
+            for seat in self._seats_of(partitions):
+                self._tell(seat, seat.candidate.assigned(time.monotonic()))
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        if any(partition.partition == ROLE for partition in partitions):
-            with self._lock:
-                self._tell(self._candidate.revoked())
-            self._released.wait(self._timeout)
+        seats = self._seats_of(partitions)
+        with self._lock:
+            for seat in seats:
+                seat.questions.clear()
+                reason = (self._resigned,) if self._resigned is not None else ()
+                self._tell(seat, seat.candidate.revoked(*reason))
+        deadline = time.monotonic() + self._timeout
+        for seat in seats:
+            for released in seat.released.values():
+                released.wait(max(0.0, deadline - time.monotonic()))
         consumer.unassign()
 
-    def _tell(self, change: Change | None) -> None:
+    def _seats_of(self, partitions: list[TopicPartition]) -> list[_Seat]:
+        return [self._seats[partition.partition] for partition in partitions if partition.partition in self._seats]
+
+    def _tell(self, seat: _Seat, change: Change | None) -> None:
         if change is None or self._closing.is_set():
             return
-        if isinstance(change, Lead):
-            self._released.clear()
-        self._in_loop(self._changes.put_nowait, change)
+        for shard, released in seat.released.items():
+            if isinstance(change, Lead):
+                released.clear()
+            self._in_loop(self._changes.put_nowait, (shard, change))
 
     def _complain(self, error: BrokerError) -> None:
         if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:

@@ -47,6 +47,12 @@ class Table(Protocol):
     async def reset(self, view: UUID, ids: Sequence[int]) -> None:
         """Take this view's mark from records. Raises FencedError."""
 
+    async def require_fence(self, view: UUID) -> None:
+        """Raise FencedError unless the fence is this view's; PostgresUnreachableError unless Postgres answers in time.
+
+        Waits for no lock, and for no other call.
+        """
+
     async def heartbeat(self, view: UUID, *, published: int) -> None:
         """Say in the fence row that the view is alive and has published so many more records. Raises FencedError."""
 
@@ -91,22 +97,27 @@ class LogFactory(Protocol):
 
 
 class Election(Protocol):
-    """This member's part in the election."""
+    """This member's part in the election of the shards' leaders."""
 
-    @property
-    def standing(self) -> Standing: ...
+    def standing(self, shard: int) -> Standing: ...
 
-    def changes(self) -> AsyncIterator[Change]:
-        """When to lead and when to stand by.
+    def changes(self) -> AsyncIterator[tuple[int, Change]]:
+        """When to lead a shard and when to stand by.
 
         After a StandBy, the group waits (for at most the heartbeat timeout) for `released`.
         """
 
-    def released(self) -> None:
-        """Nothing of the ended term is under way any more: a successor may begin."""
+    def released(self, shard: int) -> None:
+        """Nothing of the shard's ended term is under way any more: a successor may begin."""
 
-    def fenced(self) -> None:
-        """The fence names another view."""
+    def fenced(self, shard: int) -> None:
+        """The shard's fence names another view."""
+
+    def resign(self, reason: str) -> None:
+        """Leave the group until `rejoin`: others are to lead what this member can't serve."""
+
+    def rejoin(self) -> None:
+        """Be a member again."""
 
     async def close(self) -> None:
         """Leave the group, so that a successor is chosen at once, and end `changes`."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-from airflow_outbox.errors import FencedError, OutboxError, PostgresError
+from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
+from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.names import OutboxName
 from airflow_outbox.table import MarkedRecord, OutboxTable, connect
@@ -22,13 +25,19 @@ class PostgresTable:
     remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
     """
 
-    def __init__(self, data_source: str, name: OutboxName) -> None:
+    def __init__(self, data_source: str, name: OutboxName, limits: Limits) -> None:
         self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name)
+        self._patience = limits.heartbeat_timeout
+        self._statement_timeout = limits.statement_timeout
         self._looking = _Door()
         self._marking = _Door()
         self._purging = _Door()
 
     async def take_over(self, view: UUID) -> None:
+        async with self._within(self._statement_timeout):
+            await self._take_over(view)
+
+    async def _take_over(self, view: UUID) -> None:
         for door in (self._marking, self._purging):
             door.end()
         self._marking, self._purging = _Door(), _Door()
@@ -39,27 +48,46 @@ class PostgresTable:
         await self._marking.call(OutboxTable.take_over, view, backends)
 
     async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
-        return await self._marking.call(OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes)
+        async with self._within(self._statement_timeout):
+            return await self._marking.call(OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes)
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
-        await self._purging.call(OutboxTable.purge, view, ids)
+        async with self._within(self._statement_timeout):
+            await self._purging.call(OutboxTable.purge, view, ids)
 
     async def reset(self, view: UUID, ids: Sequence[int]) -> None:
-        await self._purging.call(OutboxTable.reset, view, ids)
+        async with self._within(self._statement_timeout):
+            await self._purging.call(OutboxTable.reset, view, ids)
+
+    async def require_fence(self, view: UUID) -> None:
+        async with self._within(self._patience):
+            await self._look(OutboxTable.require_fence, view)
 
     async def heartbeat(self, view: UUID, *, published: int) -> None:
         # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
-        await self._marking.call(OutboxTable.heartbeat, view, published=published)
+        async with self._within(self._statement_timeout):
+            await self._marking.call(OutboxTable.heartbeat, view, published=published)
 
     async def note_error(self, view: UUID, error: str) -> None:
-        await self._look(OutboxTable.note_error, view, error)
+        async with self._within(self._patience):
+            await self._look(OutboxTable.note_error, view, error)
 
     async def is_empty(self) -> bool:
-        return await self._look(OutboxTable.is_empty)
+        async with self._within(self._statement_timeout):
+            return await self._look(OutboxTable.is_empty)
 
     async def close(self) -> None:
         for door in (self._marking, self._purging, self._looking):
             door.end()
+
+    @asynccontextmanager
+    async def _within(self, seconds: float) -> AsyncIterator[None]:
+        """Give up on a server that takes a call and does not answer, as behind a proxy whose other side is gone."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise PostgresUnreachableError(f"Postgres has not answered for {seconds:g} s") from None
 
     async def _look(
         self,
@@ -98,12 +126,12 @@ class _Door:
     ) -> Result:
         table, worker = self._table, self._worker
         if table is None or worker is None:
-            raise PostgresError("the connection to Postgres was lost earlier in this term")
+            raise PostgresUnreachableError("the connection to Postgres was lost earlier in this term")
         try:
             return await worker.call(method, table, *args, **kwargs)
         except FencedError:
             raise
-        except OutboxError:
+        except (OutboxError, asyncio.CancelledError):  # of a call that was given up nobody knows what became of it
             self.end()
             raise
 

@@ -20,7 +20,7 @@ from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Events, Log
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.settings import LogLevel
-from airflow_outbox.harvest.topics import KafkaNames, require_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.table import Identity, OutboxTable, connect
 
 _LOOK_INTERVAL = 0.5
@@ -69,9 +69,9 @@ async def harvest(
     log_to_stderr(config.log_level)
     identity = await asyncio.to_thread(_identify, config)
     names = KafkaNames.of(config, identity.outbox_id)
-    await asyncio.to_thread(require_leader_topic, config, names)
+    partitions = await asyncio.to_thread(leader_partitions, config, names)
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
-    table = PostgresTable(config.data_source, config.name)
+    table = PostgresTable(config.data_source, config.name, config.limits)
 
     async def new_log() -> Log:
         return KafkaLog(producer_settings(config))
@@ -85,6 +85,7 @@ async def harvest(
         election=NeliElection(
             config,
             topic=names.leader_topic,
+            partitions=partitions,
             group_id=names.leader_group_id,
             on_error=_now_and_then(lambda error: events("error", error=error, retry_in=None)),
         ),

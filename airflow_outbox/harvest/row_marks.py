@@ -5,7 +5,8 @@ Activities overlap, and none waits for a record of another's:
 - *marking* claims the next records as long as the bounds leave room, and sends those whose key has nothing in flight;
 - *settling* takes the log's reports and sends the next record of each delivered one's key;
 - *purging* deletes what was delivered: all that has come together since its last statement, in one statement;
-- *accounting* keeps the fence row's heartbeat and counter, once a second.
+- *accounting* keeps the fence row's heartbeat and counter, once a second;
+- *watching* asks once a second whether Postgres answers and the fence is still this view's.
 
 A term ends
 
@@ -34,6 +35,7 @@ from airflow_outbox.table import MarkedRecord
 
 _SLOWEST_POLL = 10  # in poll intervals
 _ACCOUNTING_INTERVAL = 1.0
+_WATCHING_INTERVAL = 1.0
 
 
 class RowMarksTerm:
@@ -68,10 +70,8 @@ class RowMarksTerm:
     async def run(self) -> None:
         """Harvest until stopped. Raises FencedError, PublishError, PostgresError."""
         purging = asyncio.create_task(self._purge())
-        running = {
-            purging,
-            *(asyncio.create_task(activity) for activity in (self._mark(), self._settle(), self._account())),
-        }
+        activities = (self._mark(), self._settle(), self._account(), self._watch())
+        running = {purging, *(asyncio.create_task(activity) for activity in activities)}
         try:
             while not purging.done():
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -145,6 +145,11 @@ class RowMarksTerm:
         while True:
             await asyncio.sleep(_ACCOUNTING_INTERVAL)
             await self._table.heartbeat(self.view, published=self._take_purged())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCHING_INTERVAL)
+            await self._table.require_fence(self.view)
 
     def _take_purged(self) -> int:
         purged, self._purged = self._purged, 0

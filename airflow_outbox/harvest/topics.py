@@ -54,14 +54,18 @@ def existing_topics(config: HarvestConfig, client: AdminClient | None = None) ->
     return topics
 
 
-def require_leader_topic(config: HarvestConfig, names: KafkaNames) -> None:
-    """Raise KafkaError unless the topic of the election is there."""
-    if names.leader_topic not in existing_topics(config):
+def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
+    """How many partitions the topic of the election has. Raises KafkaError when it is not there."""
+    topics = existing_topics(config)
+    if names.leader_topic not in topics:
         raise KafkaError(f"there is no topic {names.leader_topic}. Run `airflow-outbox init`")
+    return len(topics[names.leader_topic].partitions)
 
 
 def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
-    """Make the topic of the election, with the broker's default replication; say whether it had to be made.
+    """Make the topic of the election, with a partition a shard; say whether it had to be made.
+
+    Its replication is the broker's default.
 
     Raises KafkaError.
     """
@@ -70,7 +74,7 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
         return False
     topic = NewTopic(
         names.leader_topic,
-        num_partitions=1,
+        num_partitions=config.shards,
         replication_factor=-1,
         config={
             "retention.ms": str(_HEARTBEATS_KEPT_MS),

@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_outbox.errors import ConfigurationError, OutboxError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, require_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.stash import stash
@@ -154,7 +154,7 @@ class OutboxHook(PostgresHook):
             config = HarvestConfig.validated(self.harvest_config(), source="connections")
             with self.transaction() as connection:
                 identity = OutboxTable(connection, OutboxName.parse(self.outbox)).identity()
-            require_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
+            leader_partitions(config, KafkaNames.of(config, identity.outbox_id))
         except OutboxError as error:
             return False, str(error)
         return True, f"outbox {self.outbox} ({identity.outbox_id}) and Kafka are reached"

@@ -19,7 +19,7 @@ from simulation.ports import SimulatedElection, SimulatedLog, SimulatedTable, Wo
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import FencedError, PostgresError, PublishError
-from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.config import HarvestConfig, Limits
 from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
 from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Delivery, Election, Log, Table
@@ -77,7 +77,7 @@ async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]
                     [record[:6] for record in records],
                 )
 
-        one, other = PostgresTable(database, name), PostgresTable(database, name)
+        one, other = PostgresTable(database, name, Limits()), PostgresTable(database, name, Limits())
         yield TableUnderTest(one, other, commit)
         await one.close()
         await other.close()
@@ -128,6 +128,7 @@ async def test_a_fenced_view_changes_nothing(table: TableUnderTest) -> None:
         table.one.purge(old, [1]),
         table.one.reset(old, [1]),
         table.one.heartbeat(old, published=1),
+        table.one.require_fence(old),
     ):
         with pytest.raises(FencedError):
             await attempt
@@ -286,10 +287,12 @@ async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
     def new_election() -> Election:
         if request.param == "simulated":
             return SimulatedElection(world, HEARTBEAT_TIMEOUT)
-        return NeliElection(settings, topic=names.leader_topic, group_id=names.leader_group_id, on_error=print)
+        return NeliElection(
+            settings, topic=names.leader_topic, partitions=1, group_id=names.leader_group_id, on_error=print
+        )
 
     async def collect(member: Member) -> None:
-        async for change in member.election.changes():
+        async for _, change in member.election.changes():
             member.changes.put_nowait(change)
 
     def join() -> Member:
@@ -300,7 +303,7 @@ async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
 
     yield join
     for member in members:
-        member.election.released()
+        member.election.released(0)
         await member.election.close()
     await asyncio.gather(*tasks)
 
@@ -308,22 +311,22 @@ async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
 async def one_leader(*members: Member) -> tuple[Member, Member]:
     """The leader and the other of two members, once the group is at rest; joining may have moved the role."""
     async with asyncio.timeout(15):
-        while sorted(member.election.standing for member in members) != [Standing.LEADER, Standing.STANDBY]:
+        while sorted(member.election.standing(0) for member in members) != [Standing.LEADER, Standing.STANDBY]:
             for member in members:
-                if member.election.standing is Standing.STANDBY:
-                    member.election.released()
+                if member.election.standing(0) is Standing.STANDBY:
+                    member.election.released(0)
             await asyncio.sleep(0.05)
     for member in members:
         while not member.changes.empty():
             member.changes.get_nowait()
-    leader, other = sorted(members, key=lambda member: member.election.standing is Standing.STANDBY)
+    leader, other = sorted(members, key=lambda member: member.election.standing(0) is Standing.STANDBY)
     return leader, other
 
 
 async def test_a_successor_leads_as_soon_as_the_leader_has_let_go_and_left(join: Callable[[], Member]) -> None:
     first, second = join(), join()
     leader, other = await one_leader(first, second)
-    leader.election.released()
+    leader.election.released(0)
     await leader.election.close()
     await other.becomes(Lead, within=HEARTBEAT_TIMEOUT)
 
@@ -343,12 +346,33 @@ async def test_a_leader_stays_while_its_heartbeats_come_back(join: Callable[[], 
     await member.becomes(Lead)
     await asyncio.sleep(2.5 * HEARTBEAT_TIMEOUT)
     assert member.changes.empty()
-    assert member.election.standing is Standing.LEADER
+    assert member.election.standing(0) is Standing.LEADER
 
 
 async def test_after_being_fenced_it_leads_again_on_a_heartbeat_sent_since(join: Callable[[], Member]) -> None:
     member = join()
     await member.becomes(Lead)
-    member.election.fenced()
-    assert member.election.standing is Standing.FENCED
+    member.election.fenced(0)
+    assert member.election.standing(0) is Standing.FENCED
     await member.becomes(Lead, within=HEARTBEAT_TIMEOUT)
+
+
+async def test_a_member_that_resigns_makes_room_and_may_come_back(join: Callable[[], Member]) -> None:
+    first, second = join(), join()
+    leader, other = await one_leader(first, second)
+    leader.election.resign("for a test")
+    leader.election.released(0)
+    await other.becomes(Lead, within=2 * HEARTBEAT_TIMEOUT)
+    assert leader.election.standing(0) is Standing.STANDBY
+    leader.election.rejoin()
+    await one_leader(first, second)
+
+
+async def test_a_member_that_joins_takes_nothing_from_the_leader(join: Callable[[], Member]) -> None:
+    first = join()
+    await first.becomes(Lead)
+    for _ in range(3):
+        other = join()
+        await asyncio.sleep(0.5)
+        await one_leader(first, other)
+        assert first.election.standing(0) is Standing.LEADER

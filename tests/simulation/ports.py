@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
-from airflow_outbox.errors import FencedError, PostgresError, PublishError
+from airflow_outbox.errors import FencedError, PostgresUnreachableError, PublishError
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
 from airflow_outbox.table import MarkedRecord
@@ -114,6 +114,9 @@ class SimulatedTable:
 
         await self._call(effect)
 
+    async def require_fence(self, view: UUID) -> None:
+        await self._call(lambda: self._require(view))
+
     async def heartbeat(self, view: UUID, *, published: int) -> None:
         await self._call(lambda: self._require(view))
 
@@ -129,7 +132,7 @@ class SimulatedTable:
 
     async def _call(self, effect: Callable[[], Result]) -> Result:
         if not self._connected:
-            raise PostgresError("the connection to Postgres was lost earlier in this term")
+            raise PostgresUnreachableError("the connection to Postgres was lost earlier in this term")
         return await asyncio.shield(asyncio.create_task(self._travel(effect)))  # a statement outlives its client
 
     async def _travel(self, effect: Callable[[], Result]) -> Result:
@@ -137,12 +140,12 @@ class SimulatedTable:
         await asyncio.sleep(world.delay())
         if world.unlucky():
             self._connected = False
-            raise PostgresError("simulated: lost before it took effect")
+            raise PostgresUnreachableError("simulated: lost before it took effect")
         result = effect()
         await asyncio.sleep(world.delay())
         if world.unlucky():
             self._connected = False
-            raise PostgresError("simulated: lost after it took effect")
+            raise PostgresUnreachableError("simulated: lost after it took effect")
         return result
 
     def _require(self, view: UUID) -> None:
@@ -189,49 +192,52 @@ class SimulatedLog:
 
 
 class SimulatedElection:
-    """One member of the group: the real candidate over simulated traffic."""
+    """One member of the group: the real candidate over simulated traffic. One partition, one shard."""
 
     def __init__(self, world: World, heartbeat_timeout: float) -> None:
         self._world = world
         self._timeout = heartbeat_timeout
         self._candidate = Candidate(heartbeat_timeout)
-        self._changes: asyncio.Queue[Change | None] = asyncio.Queue()
+        self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
         self._released = asyncio.Event()
         self._released.set()
         self._closed = False
         self._polling: asyncio.Task[None] | None = None
 
-    @property
-    def standing(self) -> Standing:
+    def standing(self, shard: int) -> Standing:
         return self._candidate.standing
 
-    async def changes(self) -> AsyncIterator[Change]:
-        self._world.group.append(self)
+    async def changes(self) -> AsyncIterator[tuple[int, Change]]:
         self._polling = asyncio.create_task(self._poll())
-        if self._world.owner is None:
-            self._world.rebalance()
+        self.rejoin()
         while (change := await self._changes.get()) is not None:
             yield change
 
-    def released(self) -> None:
+    def released(self, shard: int) -> None:
         self._released.set()
 
-    def fenced(self) -> None:
+    def fenced(self, shard: int) -> None:
         self._candidate.fenced(self._now())
+
+    def resign(self, reason: str) -> None:
+        self._part()
+
+    def rejoin(self) -> None:
+        if not self._closed:
+            self._world.group.append(self)
+            if self._world.owner is None:
+                self._world.rebalance()
 
     async def close(self) -> None:
         self.leave()
         self._changes.put_nowait(None)
 
     def leave(self) -> None:
-        """Be gone from the group, by leaving it or by dying."""
+        """Be gone from the group for good, by leaving it or by dying."""
         self._closed = True
         if self._polling is not None:
             self._polling.cancel()
-        if self in self._world.group:
-            self._world.group.remove(self)
-        if self._world.owner is self:
-            self._world.rebalance()
+        self._part()
 
     def revoke(self) -> None:
         self._tell(self._candidate.revoked())
@@ -244,6 +250,12 @@ class SimulatedElection:
         if self._world.owner is self and not self._closed:
             self._tell(self._candidate.assigned(self._now()))
 
+    def _part(self) -> None:
+        if self in self._world.group:
+            self._world.group.remove(self)
+        if self._world.owner is self:
+            self._world.rebalance()
+
     async def _poll(self) -> None:
         while True:
             if self._candidate.is_owner:
@@ -255,14 +267,19 @@ class SimulatedElection:
         if self._world.unlucky():
             return
         await asyncio.sleep(self._world.delay())
-        self._tell(self._candidate.heartbeat_read(sent_at, self._now()))
+        self._candidate.heartbeat_read(sent_at)
+        if self._candidate.wants_confirmation(asked_at := self._now()):
+            await asyncio.sleep(self._world.delay())
+            if self._world.owner is self:
+                await asyncio.sleep(self._world.delay())
+                self._tell(self._candidate.confirmed(asked_at, self._now()))
 
     def _tell(self, change: Change | None) -> None:
         if change is None or self._closed:
             return
         if isinstance(change, Lead):
             self._released.clear()
-        self._changes.put_nowait(change)
+        self._changes.put_nowait((0, change))
 
     @staticmethod
     def _now() -> float:

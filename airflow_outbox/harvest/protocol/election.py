@@ -1,20 +1,21 @@
 """Fast NELI: who leads, decided from what a Kafka consumer group says and from heartbeats that come back.
 
-The members of an outbox are consumers of one group on a topic with one partition a role. The group coordinator gives a
-partition to at most one member: its owner, who leads the role. Ownership alone could be out of date (a member that is
-cut off learns of a rebalance last), so the owner also sends heartbeats to its partition and reads them back: proof
-that it reaches the cluster and still reads that partition. The protocol descends from goharvest's (NELI,
-'non-exclusive leader induction'); what is new here is the state FENCED and that only heartbeats sent after a step-down
-count for leading again.
+The members of an outbox are consumers of one group on a topic. The group coordinator gives a partition to at most one
+member: its owner, who leads the shards that belong to that partition (shard modulo partitions). Ownership alone could
+be out of date (a member that is cut off learns of a rebalance last), so the owner also sends heartbeats to its
+partition and reads them back: proof that it reaches the cluster and still reads that partition. The protocol descends
+from goharvest's (NELI, 'non-exclusive leader induction'). What is new here is the state FENCED, that only heartbeats
+sent after a step-down count for leading again, and that the group has to confirm it.
 
-States of one member for one role::
+States of one member for one partition::
 
-                    assigned
-         ┌─────────────────────────────────► LEADER ──── fenced by a successor ───► FENCED
-         │        a heartbeat sent after       │                                       │
-      STANDBY ◄──── the step-down is read ─────┤ no heartbeat read back in time        │ a heartbeat sent after
-         ▲                                     │ or revoked                            │ the fencing is read: LEADER
-         └─────────────────────────────────────┴───────────────── revoked ─────────────┘
+                     assigned
+         ┌────────────────────────────────► LEADER ───── fenced by a successor ────► FENCED
+         │       a heartbeat sent after       │                                        │
+      STANDBY ◄── the step-down was read, ────┤ no heartbeat read back in time         │ a heartbeat sent after the
+         ▲        and the group confirms      │ or revoked                             │ fencing was read, and the
+         │                                    │                                        │ group confirms: LEADER
+         └────────────────────────────────────┴──────────────── revoked ───────────────┘
 
 Invariants:
 
@@ -22,8 +23,9 @@ Invariants:
 - A member that leads has read back a heartbeat that it sent, as this owner, no longer ago than `heartbeat_timeout`, or
   became the owner no longer ago than that. Measured from when it was *sent*: one that travelled long proves little.
 - A member that stepped down without losing the partition leads again only on a heartbeat that it sent after stepping
-  down. So a process that was stopped does not lead on what it had sent before, and two members do not fence each other
-  in turn for ever.
+  down, and after the coordinator, asked since then, has confirmed that it is still a member of the present generation.
+  So a process that was stopped does not lead on what it had sent before; and of two members that both believe to own
+  the partition only one can come back, so that they do not fence each other in turn.
 
 None of this makes leadership exclusive: clocks and pauses can always make two members believe. It makes it *likely*
 exclusive; the fences (the fence row in Postgres, and the producer's epoch in Kafka) make its effects exclusive.
@@ -34,9 +36,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+_NEVER = float("-inf")
+
 
 class Standing(StrEnum):
-    """What a member is for a role."""
+    """What a member is for a partition, and so for its shards."""
 
     STANDBY = "standby"
     LEADER = "leading"
@@ -59,7 +63,7 @@ Change = Lead | StandBy
 
 
 class Candidate:
-    """One member's part in the election of one role.
+    """One member's part in the election for one partition.
 
     Times are in seconds on any one monotonic clock of the caller's.
     """
@@ -68,33 +72,41 @@ class Candidate:
         self.standing = Standing.STANDBY
         self.is_owner = False
         self._heartbeat_timeout = heartbeat_timeout
-        self._proven_at = float("-inf")
-        self._stepped_down_at = float("-inf")
+        self._proven_at = _NEVER  # when the newest heartbeat that came back was sent
+        self._stepped_down_at = _NEVER
 
     def assigned(self, now: float) -> Change | None:
         """The group made this member the partition's owner."""
         if self.is_owner:
             return None
         self.is_owner = True
-        return self._lead(now)
+        self._proven_at = now
+        return self._lead()
 
-    def revoked(self) -> Change | None:
-        """The group took the partition away, or this member lost it."""
+    def revoked(self, reason: str = "the group gave the role to another member, or is rebalancing") -> Change | None:
+        """The group took the partition away, this member lost it, or has left."""
         self.is_owner = False
         was, self.standing = self.standing, Standing.STANDBY
+        return StandBy(reason) if was is Standing.LEADER else None
+
+    def heartbeat_read(self, sent_at: float) -> None:
+        """A heartbeat came back that this member sent at `sent_at`."""
+        if self.is_owner:
+            self._proven_at = max(self._proven_at, sent_at)
+
+    def wants_confirmation(self, now: float) -> bool:
+        """Whether to ask the group if this member is still the owner: it would lead again if so."""
         return (
-            StandBy("the group gave the role to another member or is rebalancing") if was is Standing.LEADER else None
+            self.is_owner
+            and self.standing is not Standing.LEADER
+            and self._proven_at > self._stepped_down_at
+            and now - self._proven_at < self._heartbeat_timeout
         )
 
-    def heartbeat_read(self, sent_at: float, now: float) -> Change | None:
-        """A heartbeat came back that this member sent at `sent_at`."""
-        if not self.is_owner:
-            return None
-        if self.standing is Standing.LEADER:
-            self._proven_at = max(self._proven_at, sent_at)
-            return None
-        if sent_at > self._stepped_down_at and now - sent_at < self._heartbeat_timeout:
-            return self._lead(sent_at)
+    def confirmed(self, asked_at: float, now: float) -> Change | None:
+        """The group has confirmed that this member is of its present generation; it was asked at `asked_at`."""
+        if self.wants_confirmation(now) and asked_at > self._stepped_down_at:
+            return self._lead()
         return None
 
     def passed(self, now: float) -> Change | None:
@@ -111,7 +123,6 @@ class Candidate:
             self.standing = Standing.FENCED
         self._stepped_down_at = now
 
-    def _lead(self, proven_at: float) -> Change:
+    def _lead(self) -> Change:
         self.standing = Standing.LEADER
-        self._proven_at = proven_at
         return Lead()
