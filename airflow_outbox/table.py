@@ -30,7 +30,7 @@ from airflow_outbox.errors import (
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 SHARD = 0
 
@@ -53,6 +53,14 @@ class Identity:
 
     outbox_id: UUID
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What operators ask of a leader: to mark nothing for a while, or to let another member lead."""
+
+    paused: bool = False
+    handover: bool = False
 
 
 class MarkedRecord(NamedTuple):
@@ -170,34 +178,36 @@ class OutboxTable:
         row = self._row("backend")
         return cast("dict[str, Any]", row[0] if row else {})
 
-    def take_over(self, view: UUID, backends: Sequence[Mapping[str, Any]]) -> None:
+    def take_over(self, view: UUID, backends: Sequence[Mapping[str, Any]], member: str) -> Request:
         """Write a new view into the fence row; where an old view's statement holds the row, end its backends.
 
-        Raises TakeOverError when the row stays locked all the same, by a session that is no leader's.
+        `member` is what operators know this member by. Raises TakeOverError when the row stays locked all the same, by
+        a session that is no leader's.
         """
-        take_over = {"view": view, "backends": json.dumps(list(backends))}
+        values = {"view": view, "backends": json.dumps(list(backends)), "member": member}
         try:
-            row = self._take_over(take_over)
+            return self._take_over(values)
         except PostgresError as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            self._row("end_old_backends")
-            try:
-                row = self._take_over(take_over)
-            except PostgresError as again:
-                raise TakeOverError(
-                    f"{self.name.text('leader')}: the row of shard {SHARD} stays locked. "
-                    "Look in pg_stat_activity for the session that holds it, and end it"
-                ) from again
+        self._row("end_old_backends")
+        try:
+            return self._take_over(values)
+        except PostgresError as error:
+            raise TakeOverError(
+                f"{self.name.text('leader')}: the row of shard {SHARD} stays locked. "
+                "Look in pg_stat_activity for the session that holds it, and end it"
+            ) from error
+
+    def _take_over(self, values: Mapping[str, Any]) -> Request:
+        with translated(self.name), self.connection.transaction():
+            self.connection.execute(self._render("wait_briefly"))
+            row = self._row("take_over", **values)
         if row is None:
             raise OutboxMissingError(
                 f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`"
             )
-
-    def _take_over(self, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        with translated(self.name), self.connection.transaction():
-            self.connection.execute(self._render("wait_briefly"))
-            return self._row("take_over", **values)
+        return Request(paused=row[0])
 
     def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         """Claim and return the next records by id; none when nothing is due. Raises FencedError."""
@@ -224,9 +234,16 @@ class OutboxTable:
         """Take this view's mark from records that were not published. Raises FencedError."""
         self._fenced_unless(self._row("reset", view=view, ids=list(ids)))
 
-    def heartbeat(self, view: UUID, *, published: int) -> None:
-        """Tell the fence row that the view is alive and has published that many more records. Raises FencedError."""
-        self._fenced_unless(self._row("heartbeat", view=view, published=published))
+    def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
+        """Tell the fence row that the view is alive and has published that many more records; `rate` is in records/s.
+
+        Returns what operators ask for. Raises FencedError.
+        """
+        row = self._row("heartbeat", view=view, published=published, in_flight=in_flight, rate=rate)
+        if row is None:
+            raise self._fenced()
+        paused, handover = row
+        return Request(paused=paused, handover=handover)
 
     def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row, for `check` and for people."""
@@ -254,7 +271,10 @@ class OutboxTable:
 
     def _fenced_unless(self, row: tuple[Any, ...] | None) -> None:
         if row is None or row[0] is False:
-            raise FencedError(f"{self.name}: another view has taken over shard {SHARD}")
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"{self.name}: another view has taken over shard {SHARD}")
 
 
 def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:

@@ -1,4 +1,4 @@
-"""`airflow-outbox init · check · grant · harvest`: thin commands over the rooms that do the work."""
+"""`airflow-outbox` and `init · check · grant · harvest`: thin commands over the rooms that do the work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,37 +14,15 @@ import psycopg
 
 from airflow_outbox import __version__
 from airflow_outbox.check import Severity, examine
+from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
 from airflow_outbox.schema import ROLES, Role, grant_statements, init_outbox
-from airflow_outbox.table import OutboxTable, connect
-
-_file = click.option(
-    "-f",
-    "--file",
-    "path",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The configuration (YAML).",
-)
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Show an error that a user can meet as one line, and end with status 1."""
-    try:
-        yield
-    except OutboxError as error:
-        raise click.ClickException(str(error)) from error
-
-
-@contextmanager
-def _database(config: HarvestConfig) -> Iterator[psycopg.Connection[Any]]:
-    with closing(connect(config.data_source, purpose="command")) as connection:
-        yield connection
+from airflow_outbox.table import OutboxTable
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,8 +31,12 @@ def main() -> None:
     """Get events out of Postgres into Kafka: make, examine and harvest an outbox."""
 
 
+for operation in (status, pause, resume, handover, pump_command):
+    main.add_command(operation)
+
+
 @main.command()
-@_file
+@config_file
 @click.option(
     "--key-type", default="varchar(100)", show_default=True, help="Of a new table: varchar(n), text or bytea."
 )
@@ -66,9 +46,9 @@ def main() -> None:
 @click.option("--header-type", default="text", show_default=True, help="Of a new table's header values: text or bytea.")
 def init(path: Path, key_type: str, value_type: str, header_type: str) -> None:
     """Make the outbox's tables and the topic of its election, or bring them up to date. What is there stays."""
-    with _clear_errors():
+    with clear_errors():
         config = HarvestConfig.from_yaml(path)
-        with _database(config) as connection:
+        with database(config) as connection:
             done = init_outbox(
                 connection, config.name, key_type=key_type, value_type=value_type, header_type=header_type
             )
@@ -81,10 +61,10 @@ def init(path: Path, key_type: str, value_type: str, header_type: str) -> None:
 
 
 @main.command()
-@_file
+@config_file
 def check(path: Path) -> None:
     """Say what is missing or dangerous. Ends with status 1 when something is missing."""
-    with _clear_errors():
+    with clear_errors():
         findings = examine(HarvestConfig.from_yaml(path))
     for finding in findings:
         click.echo(f"{finding.severity.value}: {finding.text}")
@@ -95,7 +75,7 @@ def check(path: Path) -> None:
 
 
 @main.command()
-@_file
+@config_file
 @click.option("--run", is_flag=True, help="Run the statements instead of printing them.")
 @click.option("--stash", metavar="ROLE", help="May stash records.")
 @click.option("--harvest", metavar="ROLE", help="May harvest.")
@@ -106,9 +86,9 @@ def grant(path: Path, run: bool, **grantees: str | None) -> None:
     wanted: list[tuple[Role, str]] = [(role, grantee) for role in ROLES if (grantee := grantees[role])]
     if not wanted:
         raise click.UsageError("name at least one role: --stash, --harvest, --look or --job")
-    with _clear_errors():
+    with clear_errors():
         config = HarvestConfig.from_yaml(path)
-        with _database(config) as connection:
+        with database(config) as connection:
             lines = [
                 line for role, grantee in wanted for line in grant_statements(connection, config.name, role, grantee)
             ]
@@ -130,11 +110,11 @@ def _run(connection: psycopg.Connection[Any], lines: list[str]) -> None:
 
 
 @main.command("harvest")
-@_file
+@config_file
 @click.option("--until", default="forever", show_default=True, help="forever, drained, or an ISO 8601 time.")
 def harvest_command(path: Path, until: str) -> None:
     """Harvest without Airflow, until SIGTERM. Events go to stdout as NDJSON."""
-    with _clear_errors():
+    with clear_errors():
         config, end = HarvestConfig.from_yaml(path), Until.parse(until)
         asyncio.run(_harvest(config, end))
     _end()

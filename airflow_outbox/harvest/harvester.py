@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from uuid import UUID, uuid4
 
-from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
+from airflow_outbox.errors import FencedError, OutboxError, PostgresError, PostgresUnreachableError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Election, Events, LogFactory, Table
 from airflow_outbox.harvest.protocol.election import Lead
@@ -28,7 +28,7 @@ SHARD = 0
 _PROGRESS_INTERVAL = 1.0
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-_RETURN_INTERVAL = 1.0
+_RETURN_INTERVAL = 0.5
 
 
 class Harvester:
@@ -110,7 +110,8 @@ class Harvester:
             view = self._new_view()
             published_before = self.published
             try:
-                await self._run_term(view)
+                if await self._run_term(view):
+                    self._hand_over(view)
                 return
             except FencedError:
                 self._events("fenced", shard=SHARD, view=str(view))
@@ -131,35 +132,61 @@ class Harvester:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 
-    async def _run_term(self, view: UUID) -> None:
-        await self._table.take_over(view)
+    async def _run_term(self, view: UUID) -> bool:
+        """Lead under one view until asked to stop; whether operators have asked for another leader."""
+        request = await self._table.take_over(view)
         self._reached_at = asyncio.get_running_loop().time()
         self._events("view", shard=SHARD, view=str(view))
         log = await self._new_log()
         try:
             self._term = RowMarksTerm(
-                view=view, table=self._table, log=log, limits=self._limits, published=self._recent
+                view=view, request=request, table=self._table, log=log, limits=self._limits, published=self._recent
             )
             await self._term.run()
+            return self._term.request.handover
         finally:
             self._term = None
             self._reached_at = asyncio.get_running_loop().time()
             await log.close()
 
     def _resign(self, reason: str) -> None:
-        self._events("resigned", reason=reason)
-        self._election.resign("Postgres can't be reached")
-        self._election.released(SHARD)
-        self._returning = asyncio.create_task(self._return())
+        """Let others lead until this member reaches Postgres again."""
 
-    async def _return(self) -> None:
-        """Rejoin once this member has reached Postgres."""
+        async def reached() -> None:
+            await self._table.is_empty()
+
+        self._leave_for_a_while(reason, lambda: self._succeeds(reached))
+
+    def _hand_over(self, view: UUID) -> None:
+        """Let another member lead, and come back when it does; or after a while, when there is none."""
+
+        async def followed() -> None:
+            with contextlib.suppress(FencedError):
+                await self._table.require_fence(view)
+                raise PostgresError("not followed yet")
+
+        patience = self._limits.session_timeout
+        self._leave_for_a_while("handover was asked for", lambda: asyncio.wait_for(self._succeeds(followed), patience))
+
+    def _leave_for_a_while(self, reason: str, coming_back: Callable[[], Awaitable[None]]) -> None:
+        self._events("resigned", reason=reason)
+        self._election.resign(reason)
+        self._election.released(SHARD)
+        self._returning = asyncio.create_task(self._return(coming_back))
+
+    async def _return(self, coming_back: Callable[[], Awaitable[None]]) -> None:
+        with contextlib.suppress(TimeoutError):
+            await coming_back()
+        self._events("rejoined")
+        self._election.rejoin()
+
+    @staticmethod
+    async def _succeeds(attempt: Callable[[], Awaitable[None]]) -> None:
+        """Wait until an attempt raises no OutboxError."""
         while True:
             await asyncio.sleep(_RETURN_INTERVAL)
             with contextlib.suppress(OutboxError):
-                await self._table.is_empty()
-                self._events("rejoined")
-                self._election.rejoin()
+                await attempt()
                 return
 
     async def _stand_by(self, grace: float) -> None:
@@ -190,6 +217,7 @@ class Harvester:
             "progress",
             standing=self._election.standing(SHARD).value,
             view=str(self._term.view) if self._term else None,
+            paused=self._term.request.paused if self._term else False,
             published=self.published,
             in_flight=self._term.in_flight if self._term else 0,
             rate=sum(topics.values()) / _PROGRESS_INTERVAL,

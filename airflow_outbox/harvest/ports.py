@@ -14,7 +14,7 @@ from uuid import UUID
 
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.protocol.election import Change, Standing
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.table import MarkedRecord, Request
 
 
 class Events(Protocol):
@@ -29,10 +29,10 @@ class Table(Protocol):
     Any method may raise PostgresError; what it was asked to do may then have happened or not.
     """
 
-    async def take_over(self, view: UUID) -> None:
+    async def take_over(self, view: UUID) -> Request:
         """Write a new view into the fence row.
 
-        Once it returns, no statement of an older view can change anything any more.
+        Once it returns, no statement of an older view can change anything any more. What operators ask for is returned.
         """
 
     async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
@@ -53,8 +53,11 @@ class Table(Protocol):
         Waits for no lock, and for no other call.
         """
 
-    async def heartbeat(self, view: UUID, *, published: int) -> None:
-        """Say in the fence row that the view is alive and has published so many more records. Raises FencedError."""
+    async def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
+        """Say in the fence row that the view is alive and has published so many more records.
+
+        Returns what operators ask for. Raises FencedError.
+        """
 
     async def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row."""

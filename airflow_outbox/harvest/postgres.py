@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Concatenate, ParamSpec, TypeVar
@@ -12,7 +14,7 @@ from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableE
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.names import OutboxName
-from airflow_outbox.table import MarkedRecord, OutboxTable, connect
+from airflow_outbox.table import MarkedRecord, OutboxTable, Request, connect
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -27,17 +29,18 @@ class PostgresTable:
 
     def __init__(self, data_source: str, name: OutboxName, limits: Limits) -> None:
         self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name)
+        self._member = f"{socket.gethostname()}:{os.getpid()}"
         self._patience = limits.heartbeat_timeout
         self._statement_timeout = limits.statement_timeout
         self._looking = _Door()
         self._marking = _Door()
         self._purging = _Door()
 
-    async def take_over(self, view: UUID) -> None:
+    async def take_over(self, view: UUID) -> Request:
         async with self._within(self._statement_timeout):
-            await self._take_over(view)
+            return await self._take_over(view)
 
-    async def _take_over(self, view: UUID) -> None:
+    async def _take_over(self, view: UUID) -> Request:
         for door in (self._marking, self._purging):
             door.end()
         self._marking, self._purging = _Door(), _Door()
@@ -45,7 +48,7 @@ class PostgresTable:
         for door, purpose in ((self._marking, "mark"), (self._purging, "purge")):
             await door.open(self._open, purpose)
             backends.append(await door.call(OutboxTable.backend))
-        await self._marking.call(OutboxTable.take_over, view, backends)
+        return await self._marking.call(OutboxTable.take_over, view, backends, self._member)
 
     async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         async with self._within(self._statement_timeout):
@@ -63,10 +66,12 @@ class PostgresTable:
         async with self._within(self._patience):
             await self._look(OutboxTable.require_fence, view)
 
-    async def heartbeat(self, view: UUID, *, published: int) -> None:
+    async def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
         # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
         async with self._within(self._statement_timeout):
-            await self._marking.call(OutboxTable.heartbeat, view, published=published)
+            return await self._marking.call(
+                OutboxTable.heartbeat, view, published=published, in_flight=in_flight, rate=rate
+            )
 
     async def note_error(self, view: UUID, error: str) -> None:
         async with self._within(self._patience):

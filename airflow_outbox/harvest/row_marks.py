@@ -6,6 +6,7 @@ Activities overlap, and none waits for a record of another's:
 - *settling* takes the log's reports and sends the next record of each delivered one's key;
 - *purging* deletes what was delivered: all that has come together since its last statement, in one statement;
 - *accounting* keeps the fence row's heartbeat and counter, once a second;
+  it learns there what operators ask for: a pause, in which nothing is marked, or that another member leads;
 - *watching* asks once a second whether Postgres answers and the fence is still this view's.
 
 A term ends
@@ -31,7 +32,7 @@ from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Delivery, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.table import MarkedRecord, Request
 
 _SLOWEST_POLL = 10  # in poll intervals
 _ACCOUNTING_INTERVAL = 1.0
@@ -39,10 +40,13 @@ _WATCHING_INTERVAL = 1.0
 
 
 class RowMarksTerm:
-    """Harvests under one view. It adds what it has purged, by topic, to `published`."""
+    """Harvests under one view, as operators `request`. It adds what it has purged, by topic, to `published`."""
 
-    def __init__(self, *, view: UUID, table: Table, log: Log, limits: Limits, published: Counter[str]) -> None:
+    def __init__(
+        self, *, view: UUID, request: Request, table: Table, log: Log, limits: Limits, published: Counter[str]
+    ) -> None:
         self.view = view
+        self.request = request
         self._table = table
         self._log = log
         self._limits = limits
@@ -81,7 +85,7 @@ class RowMarksTerm:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        await self._table.heartbeat(self.view, published=self._take_purged())
+        await self._tell()
         if self._failure is not None:
             await self._table.reset(self.view, [record.id for record in self._undelivered])
             raise self._failure
@@ -91,7 +95,7 @@ class RowMarksTerm:
         while not self._stopping.is_set():
             self._room_made.clear()
             records, size = self._in_flight.room
-            if records <= 0 or size <= 0:
+            if self.request.paused or records <= 0 or size <= 0:
                 await self._room_made.wait()
                 continue
             marked = await self._table.mark(
@@ -144,16 +148,21 @@ class RowMarksTerm:
     async def _account(self) -> None:
         while True:
             await asyncio.sleep(_ACCOUNTING_INTERVAL)
-            await self._table.heartbeat(self.view, published=self._take_purged())
+            self.request = await self._tell()
+            if self.request.handover:
+                self.stop()
+            if not self.request.paused:
+                self._room_made.set()
+
+    async def _tell(self) -> Request:
+        purged, self._purged = self._purged, 0
+        rate = purged / _ACCOUNTING_INTERVAL
+        return await self._table.heartbeat(self.view, published=purged, in_flight=self.in_flight, rate=rate)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCHING_INTERVAL)
             await self._table.require_fence(self.view)
-
-    def _take_purged(self) -> int:
-        purged, self._purged = self._purged, 0
-        return purged
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

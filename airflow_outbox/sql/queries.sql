@@ -47,9 +47,10 @@ SET LOCAL lock_timeout = '1s'
 -- take_over --
 -- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row.
 UPDATE {leader}
-SET view = %(view)s, backends = %(backends)s, took_over_at = clock_timestamp(), heartbeat_at = clock_timestamp()
+SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
+    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0
 WHERE shard = %(shard)s
-RETURNING outbox_id
+RETURNING paused
 
 -- backend --
 -- This connection's own backend, as the fence row names it: a process id alone could be another's by the time it is used.
@@ -117,11 +118,12 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- heartbeat --
--- Keeps the fence row's account: alive, and how many records have been published; no row when the fence is another view's.
+-- Keeps the fence row's account: alive, and how many records have been published. Returns what operators ask of the
+-- leader; no row when the fence is another view's.
 UPDATE {leader}
-SET heartbeat_at = clock_timestamp(), published = published + %(published)s
+SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s
 WHERE shard = %(shard)s AND view = %(view)s
-RETURNING shard
+RETURNING paused, coalesce(handover_asked_at > took_over_at, false)
 
 -- note_error --
 -- Leaves the reason why this view could not go on where `check` and an operator find it.
@@ -178,3 +180,22 @@ SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass(pg_get_serial_sequ
 -- pending_topics --
 -- The topics of the records that wait, as far as a look at the first ones tells.
 SELECT DISTINCT kafka_topic FROM (SELECT kafka_topic FROM {outbox} ORDER BY id LIMIT %(limit)s) AS head
+
+-- ask_pause --
+-- Asks every leader to pause or to go on; it sees that with its next heartbeat.
+UPDATE {leader} SET paused = %(paused)s
+
+-- ask_handover --
+-- Asks a shard's leader to let another member lead; it sees that with its next heartbeat.
+UPDATE {leader} SET handover_asked_at = clock_timestamp() WHERE shard = %(shard)s
+
+-- status --
+-- One row a shard.
+SELECT shard, member, view, took_over_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent_for,
+       published, in_flight, rate, paused, last_error, last_error_at
+FROM {leader}
+ORDER BY shard
+
+-- backlog --
+-- How many records wait, and since when the oldest has been waiting, in seconds.
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}

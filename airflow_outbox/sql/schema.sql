@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 1.
+-- The tables of an outbox, whole, at schema version 2.
 -- {outbox}, {leader}, {commits}: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
@@ -20,17 +20,22 @@ CREATE INDEX ON {outbox} (transaction_id);
 -- One row a shard: its fence. Every row repeats what belongs to the outbox as a whole, so that a leader's statement that locks its
 -- fence sees, in the same row, whether the outbox is still the one it knows.
 CREATE TABLE {leader} (
-    shard          INTEGER PRIMARY KEY CHECK (shard >= 0),
-    outbox_id      UUID NOT NULL,
-    schema_version INTEGER NOT NULL,
-    incarnation    INTEGER NOT NULL DEFAULT 1,
-    view           UUID,
-    backends       JSONB NOT NULL DEFAULT jsonb_build_array(),
-    took_over_at   TIMESTAMPTZ,
-    heartbeat_at   TIMESTAMPTZ,
-    published      BIGINT NOT NULL DEFAULT 0,
-    last_error     TEXT,
-    last_error_at  TIMESTAMPTZ
+    shard             INTEGER PRIMARY KEY CHECK (shard >= 0),
+    outbox_id         UUID NOT NULL,
+    schema_version    INTEGER NOT NULL,
+    incarnation       INTEGER NOT NULL DEFAULT 1,
+    view              UUID,
+    backends          JSONB NOT NULL DEFAULT jsonb_build_array(),
+    took_over_at      TIMESTAMPTZ,
+    heartbeat_at      TIMESTAMPTZ,
+    published         BIGINT NOT NULL DEFAULT 0,
+    last_error        TEXT,
+    last_error_at     TIMESTAMPTZ,
+    member            TEXT,
+    in_flight         BIGINT NOT NULL DEFAULT 0,
+    rate              DOUBLE PRECISION NOT NULL DEFAULT 0,
+    paused            BOOLEAN NOT NULL DEFAULT false,
+    handover_asked_at TIMESTAMPTZ
 );
 
 -- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing.
@@ -43,4 +48,4 @@ CREATE TABLE {commits} (
     PRIMARY KEY (app_id, version)
 );
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 1);
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 2);

@@ -382,6 +382,93 @@ def test_garbage_on_stdin_is_refused() -> None:
     assert subprocess.run(CHILD, input="", capture_output=True, text=True, timeout=20, check=False).returncode == 0
 
 
+def command(outbox: Outbox, tmp_path: Path, *arguments: str, status: int = 0) -> str:
+    """Run one of the commands on an outbox."""
+    file = tmp_path / "operate.yaml"
+    file.write_text(yaml.safe_dump(outbox.settings))
+    done = subprocess.run(
+        [*COMMAND, arguments[0], "-f", str(file), *arguments[1:]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def status_of(outbox: Outbox, tmp_path: Path) -> dict[str, Any]:
+    return json.loads(command(outbox, tmp_path, "status", "--output", "json"))
+
+
+def test_status_tells_who_leads_and_what_waits(outbox: Outbox, start: Start, tmp_path: Path) -> None:
+    outbox.stash(7)
+    before = status_of(outbox, tmp_path)
+    assert before["backlog"] == 7
+    assert before["oldest_age"] > 0
+    assert before["shards"][0]["member"] is None
+    assert "nobody yet" in command(outbox, tmp_path, "status")
+    process = start()
+    view = process.wait_for("view")["view"]
+    wait_until(lambda: status_of(outbox, tmp_path)["shards"][0]["published"] == 7, within=10)
+    after = status_of(outbox, tmp_path)
+    assert (after["backlog"], after["oldest_age"]) == (0, None)
+    [shard] = after["shards"]
+    assert shard["view"] == view
+    assert shard["member"].endswith(f":{process.popen.pid}")
+    assert shard["silent_for"] < 3
+    assert shard["in_flight"] == 0
+    assert shard["last_error"] is None
+
+
+def test_pause_and_resume(outbox: Outbox, start: Start, tmp_path: Path) -> None:
+    process = start()
+    process.wait_for("view")
+    command(outbox, tmp_path, "pause")
+    process.wait_for("progress", paused=True)
+    outbox.stash(10)
+    time.sleep(1.5)
+    assert outbox.left() == 10
+    other = start()  # a pause outlives its leader
+    other.wait_for("progress")
+    process.popen.terminate()
+    process.ends(within=5)
+    other.wait_for("progress", paused=True)
+    assert outbox.left() == 10
+    command(outbox, tmp_path, "resume")
+    wait_until(lambda: outbox.left() == 0, within=5)
+
+
+def test_handover(outbox: Outbox, start: Start, tmp_path: Path) -> None:
+    assert "nobody has led" in command(outbox, tmp_path, "handover", status=1)
+    first = start()
+    first.wait_for("view")
+    assert "there is no other member" in command(outbox, tmp_path, "handover", status=1)
+    second = start()
+    second.wait_for("progress")
+    outbox.stash(5000)
+    pid = f":{second.popen.pid}"
+    wait_until(lambda: status_of(outbox, tmp_path)["shards"][0]["silent_for"] < 3, within=15)
+    said = command(outbox, tmp_path, "handover")
+    assert pid in said.split(" leads shard 0 instead of ")[0]
+    first.wait_for("rejoined")
+    wait_until(lambda: outbox.left() == 0, within=15)
+    time.sleep(2)
+    assert pid in status_of(outbox, tmp_path)["shards"][0]["member"], "who has handed over does not take it back"
+    assert outbox.by_key() == in_order(5000)
+
+
+def test_pump_stashes_what_it_is_told_to(outbox: Outbox, tmp_path: Path) -> None:
+    options = ["--records", "500", "--keys", "7", "--size", "50", "--transaction", "20", "--rate", "1000"]
+    begun = time.monotonic()
+    said = command(outbox, tmp_path, "pump", "--topic", outbox.topic, *options)
+    assert said.startswith("500 records stashed")
+    assert time.monotonic() - begun > 0.4
+    found = outbox.query("SELECT kafka_key, kafka_value, transaction_id::text FROM outbox ORDER BY id")
+    assert [int(value.split()[0]) for _, value, _ in found] == list(range(500))
+    assert {len(value) for _, value, _ in found} == {50}
+    assert len({key for key, _, _ in found}) == 7
+    assert len({transaction for _, _, transaction in found}) == 25
+    said = command(outbox, tmp_path, "pump", "--topic", outbox.topic, "--records", "100", "--rollbacks", "0.5")
+    assert 0 < int(said.split()[0]) < 100
+
+
 def test_sigint_ends_it_too(start: Start) -> None:
     process = start()
     process.wait_for("view")

@@ -127,7 +127,7 @@ async def test_a_fenced_view_changes_nothing(table: TableUnderTest) -> None:
         table.one.mark(old, **ALL),
         table.one.purge(old, [1]),
         table.one.reset(old, [1]),
-        table.one.heartbeat(old, published=1),
+        table.one.heartbeat(old, published=1, in_flight=0, rate=0),
         table.one.require_fence(old),
     ):
         with pytest.raises(FencedError):

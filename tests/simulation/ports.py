@@ -18,7 +18,7 @@ from uuid import UUID
 from airflow_outbox.errors import FencedError, PostgresUnreachableError, PublishError
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.table import MarkedRecord, Request
 
 Result = TypeVar("Result")
 
@@ -74,12 +74,13 @@ class SimulatedTable:
         self._world = world
         self._connected = False
 
-    async def take_over(self, view: UUID) -> None:
-        def effect() -> None:
+    async def take_over(self, view: UUID) -> Request:
+        def effect() -> Request:
             self._world.fence = view
+            return Request()
 
         self._connected = True
-        await self._call(effect)
+        return await self._call(effect)
 
     async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         def effect() -> list[MarkedRecord]:
@@ -117,8 +118,12 @@ class SimulatedTable:
     async def require_fence(self, view: UUID) -> None:
         await self._call(lambda: self._require(view))
 
-    async def heartbeat(self, view: UUID, *, published: int) -> None:
-        await self._call(lambda: self._require(view))
+    async def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
+        def effect() -> Request:
+            self._require(view)
+            return Request()
+
+        return await self._call(effect)
 
     async def note_error(self, view: UUID, error: str) -> None:
         await asyncio.sleep(self._world.delay())

@@ -21,7 +21,7 @@ LAYERS = [
     {"cli"},
     AIRFLOW_ROOMS,
     {"spark"},
-    {"check"},
+    {"check", "status", "pump"},
     {"harvest"},
     {"schema"},
     {"stash"},

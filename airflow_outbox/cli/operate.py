@@ -1,0 +1,139 @@
+"""`airflow-outbox status · pause · resume · handover · pump`: operate a running outbox."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.pump import Load, pump
+from airflow_outbox.status import OutboxStatus, ShardStatus, ask_handover, ask_pause, read_status
+
+_HANDOVER_PATIENCE = 30.0
+_WIDTH_IN_FILES = 250
+
+
+@click.command()
+@config_file
+@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def status(path: Path, output: str) -> None:
+    """Show who leads, how much waits, how fast it goes, and what went wrong last."""
+    with clear_errors():
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            found = read_status(connection, config.name)
+    if output == "json":
+        click.echo(json.dumps(asdict(found), default=str))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = _WIDTH_IN_FILES
+        console.print(_table(found, config.limits.session_timeout))
+
+
+@click.command()
+@config_file
+def pause(path: Path) -> None:
+    """Let the leaders mark nothing more. What is in flight is finished; stashing goes on."""
+    _ask_pause(path, paused=True)
+
+
+@click.command()
+@config_file
+def resume(path: Path) -> None:
+    """End a pause."""
+    _ask_pause(path, paused=False)
+
+
+@click.command()
+@config_file
+@click.option("--shard", default=0, show_default=True)
+def handover(path: Path, shard: int) -> None:
+    """Let another member lead, and wait until one does."""
+    with clear_errors():
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            before = ask_handover(connection, config.name, shard=shard)
+            if before.view is None:
+                raise OutboxError(f"nobody has led shard {shard} yet: start a harvester first")
+            deadline = time.monotonic() + _HANDOVER_PATIENCE
+            while time.monotonic() < deadline:
+                now = read_status(connection, config.name).shards[shard]
+                if now.view != before.view:
+                    break
+                time.sleep(0.1)
+            else:
+                raise OutboxError(f"{before.member} still leads shard {shard}, if it is alive: `status` tells")
+    if now.member == before.member:
+        raise OutboxError(f"{now.member} leads again: there is no other member")
+    click.echo(f"{now.member} leads shard {shard} instead of {before.member}")
+
+
+@click.command("pump")
+@config_file
+@click.option("--topic", required=True, help="Where the records go; it must be there.")
+@click.option("--records", default=10_000, show_default=True, help="How many.")
+@click.option("--rate", type=float, help="Records a second; as fast as it goes unless given.")
+@click.option("--keys", default=1_000, show_default=True, help="Over how many keys.")
+@click.option("--size", default=100, show_default=True, help="Characters a value.")
+@click.option("--transaction", default=10, show_default=True, help="Records a transaction.")
+@click.option("--rollbacks", default=0.0, show_default=True, help="The share of transactions that are rolled back.")
+def pump_command(path: Path, **load: object) -> None:
+    """Generate load: stash records as an application would."""
+    begun = time.monotonic()
+    with clear_errors():
+        wanted = Load(**load)  # type: ignore[arg-type]  # click gives what the options say
+        committed = pump(HarvestConfig.from_yaml(path), wanted, report=lambda _: None)
+    seconds = time.monotonic() - begun
+    click.echo(f"{committed} records stashed in {seconds:.1f} s, {committed / seconds:.0f} records/s")
+
+
+def _ask_pause(path: Path, *, paused: bool) -> None:
+    with clear_errors():
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            ask_pause(connection, config.name, paused=paused)
+    click.echo("paused: leaders see it within a second" if paused else "resumed: leaders see it within a second")
+
+
+def _table(status: OutboxStatus, session_timeout: float) -> Table:
+    waiting = f"{status.backlog} records wait"
+    if status.oldest_age is not None:
+        waiting += f", the oldest for {_seconds(status.oldest_age)}"
+    table = Table(title=f"{status.outbox} ({status.outbox_id}, incarnation {status.incarnation}): {waiting}")
+    for heading in ("shard", "leader", "since", "view", "in flight", "records/s", "published", "last error"):
+        table.add_column(heading)
+    for shard in status.shards:
+        error = f"{shard.last_error_at:%Y-%m-%d %H:%M:%S} {shard.last_error}" if shard.last_error_at else ""
+        since = f"{shard.took_over_at:%Y-%m-%d %H:%M:%S}" if shard.took_over_at else ""
+        table.add_row(
+            str(shard.shard),
+            _leader(shard, session_timeout),
+            since,
+            str(shard.view or ""),
+            str(shard.in_flight),
+            f"{shard.rate:.0f}",
+            str(shard.published),
+            error,
+        )
+    return table
+
+
+def _leader(shard: ShardStatus, session_timeout: float) -> str:
+    if shard.silent_for is None:
+        return "nobody yet"
+    if shard.silent_for > session_timeout:
+        return f"nobody; {shard.member} was last heard of {_seconds(shard.silent_for)} ago"
+    return f"{shard.member}{' (paused)' if shard.paused else ''}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,54 @@
+"""Load for an outbox: records at a rate, in transactions, as an application would stash them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.records import OutboxRecord
+from airflow_outbox.stash import stash
+from airflow_outbox.table import connect, translated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What to generate. `rate` is in records/s, None as fast as it goes; `size` is a value's in characters."""
+
+    topic: str
+    records: int
+    rate: float | None
+    keys: int
+    size: int
+    transaction: int
+    rollbacks: float
+
+
+def pump(config: HarvestConfig, load: Load, *, report: Callable[[int], None]) -> int:
+    """Stash the load; how many records were committed. `report` is told that number after every transaction.
+
+    A value begins with the record's number, counted from 0, and a space; `rollbacks` is the share of transactions that
+    are rolled back, whose numbers never arrive. Raises InvalidRecordError, PostgresError.
+    """
+    drawn = random.Random(0)
+    begun, sent, committed = time.monotonic(), 0, 0
+    with closing(connect(config.data_source, purpose="pump")) as connection, translated(config.name):
+        while sent < load.records:
+            if load.rate is not None:
+                time.sleep(max(0.0, begun + sent / load.rate - time.monotonic()))
+            batch = range(sent, min(sent + load.transaction, load.records))
+            rolled_back = drawn.random() < load.rollbacks
+            with connection.transaction(force_rollback=rolled_back):
+                stash(connection, [_record(number, load) for number in batch], outbox=config.outbox_table)
+            sent = batch.stop
+            if not rolled_back:
+                committed += len(batch)
+                report(committed)
+    return committed
+
+
+def _record(number: int, load: Load) -> OutboxRecord:
+    return OutboxRecord(load.topic, f"key-{number % load.keys}", f"{number} ".ljust(load.size, "x"), {"source": "pump"})

@@ -1,0 +1,81 @@
+"""How an outbox is doing, from its fence rows and its backlog; and what operators may ask of its leaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import class_row
+
+from airflow_outbox.errors import OutboxMissingError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+from airflow_outbox.table import OutboxTable, render, translated
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """What a shard's leader last told; None where nobody has led. `silent_for` is in seconds, `rate` in records/s."""
+
+    shard: int
+    member: str | None
+    view: UUID | None
+    took_over_at: datetime | None
+    silent_for: float | None
+    published: int
+    in_flight: int
+    rate: float
+    paused: bool
+    last_error: str | None
+    last_error_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """An outbox as a whole: records that wait, and for how many seconds the oldest has been waiting."""
+
+    outbox: str
+    outbox_id: UUID
+    incarnation: int
+    backlog: int
+    oldest_age: float | None
+    shards: list[ShardStatus]
+
+
+def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxStatus:
+    """Look, and change nothing. It counts the backlog, which takes about a second for ten million records.
+
+    Raises OutboxMissingError, SchemaVersionError, PostgresError.
+    """
+    identity = OutboxTable(connection, name).identity()
+    with translated(name):
+        with connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
+            shards = cursor.execute(_query("status", name)).fetchall()
+        backlog, oldest_age = connection.execute(_query("backlog", name)).fetchone() or (0, None)
+    return OutboxStatus(str(name), identity.outbox_id, identity.incarnation, backlog, oldest_age, shards)
+
+
+def ask_pause(connection: psycopg.Connection[Any], name: OutboxName, *, paused: bool) -> None:
+    """Ask all leaders, those to come too, to mark nothing more, or to go on. Raises PostgresError."""
+    with translated(name):
+        connection.execute(_query("ask_pause", name), {"paused": paused})
+
+
+def ask_handover(connection: psycopg.Connection[Any], name: OutboxName, *, shard: int) -> ShardStatus:
+    """Ask a shard's leader to let another member lead; how the shard was doing.
+
+    Raises OutboxMissingError, PostgresError.
+    """
+    with translated(name):
+        connection.execute(_query("ask_handover", name), {"shard": shard})
+    found = [status for status in read_status(connection, name).shards if status.shard == shard]
+    if not found:
+        raise OutboxMissingError(f"{name} has no shard {shard}. `airflow-outbox status` shows its shards")
+    return found[0]
+
+
+def _query(statement: str, name: OutboxName) -> Any:
+    return render(statements("queries.sql")[statement], name)
