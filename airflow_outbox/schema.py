@@ -42,11 +42,14 @@ def init_outbox(
     key_type: str = "varchar(100)",
     value_type: str = "varchar(10000)",
     header_type: str = "text",
+    transaction_id: bool = False,
 ) -> list[str]:
     """Make the outbox's tables, or bring them to this release's schema version; what is there stays as it is.
 
-    The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values. Returns, in
-    words, what was done: nothing when all was there. Raises ConfigurationError, SchemaVersionError, PostgresError.
+    The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values.
+    `transaction_id` adds that column to a table without it, such as goharvest's: `cost_of_transaction_id` tells what
+    that means. Returns, in words, what was done: nothing when all was there. Raises ConfigurationError,
+    SchemaVersionError, PostgresError.
     """
     types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
     with translated(name), connection.transaction():
@@ -61,7 +64,20 @@ def init_outbox(
             raise ConfigurationError(
                 f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
             )
-        return _migrate(connection, name, _version(connection, name))
+        done = _migrate(connection, name, _version(connection, name))
+        if transaction_id and "transaction_id" not in found:
+            _execute(connection, "add_transaction_id", name)
+            done.append(f"added the column transaction_id to {name}")
+        return done
+
+
+def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName) -> str | None:
+    """What it costs to add the column transaction_id, in words; None where it is there. Raises PostgresError."""
+    with translated(name):
+        if "transaction_id" in read_columns(connection, name):
+            return None
+        size, rows = _execute(connection, "table_size", name, values={"table": name.text()}).fetchone() or ("?", 0)
+    return f"rewriting {name} ({size}, about {rows} rows), which nobody can read or write meanwhile"
 
 
 def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:

@@ -21,7 +21,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
-from airflow_outbox.schema import ROLES, Role, grant_statements, init_outbox
+from airflow_outbox.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
 
 
@@ -44,20 +44,29 @@ for operation in (status, pause, resume, handover, pump_command):
     "--value-type", default="varchar(10000)", show_default=True, help="Of a new table: varchar(n), text or bytea."
 )
 @click.option("--header-type", default="text", show_default=True, help="Of a new table's header values: text or bytea.")
-def init(path: Path, key_type: str, value_type: str, header_type: str) -> None:
+@click.option("--transaction-id", is_flag=True, help="Add that column to a table of goharvest's, too.")
+def init(path: Path, key_type: str, value_type: str, header_type: str, transaction_id: bool) -> None:
     """Make the outbox's tables and the topic of its election, or bring them up to date. What is there stays."""
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
             done = init_outbox(
-                connection, config.name, key_type=key_type, value_type=value_type, header_type=header_type
+                connection,
+                config.name,
+                key_type=key_type,
+                value_type=value_type,
+                header_type=header_type,
+                transaction_id=transaction_id,
             )
+            cost = cost_of_transaction_id(connection, config.name)
             identity = OutboxTable(connection, config.name).identity()
         names = KafkaNames.of(config, identity.outbox_id)
         if make_leader_topic(config, names):
             done.append(f"made topic {names.leader_topic}")
         for line in done or [f"{config.name} was complete already"]:
             click.echo(line)
+        if cost is not None:
+            click.echo(f"without the column transaction_id; `init --transaction-id` adds it by {cost}")
 
 
 @main.command()

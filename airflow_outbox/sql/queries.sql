@@ -199,3 +199,14 @@ ORDER BY shard
 -- backlog --
 -- How many records wait, and since when the oldest has been waiting, in seconds.
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
+
+-- table_size --
+-- The size of the outbox with its indexes, in words, and about how many rows it has.
+SELECT pg_size_pretty(pg_total_relation_size(oid)), greatest(reltuples, 0)::bigint
+FROM pg_class WHERE oid = to_regclass(%(table)s)
+
+-- add_transaction_id --
+-- To an outbox that goharvest made. The default differs from row to row as far as Postgres knows, so it rewrites the table,
+-- which nobody can read or write meanwhile; rows that are there get the id of this transaction.
+ALTER TABLE {outbox} ADD COLUMN transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id();
+CREATE INDEX ON {outbox} (transaction_id);

@@ -12,7 +12,7 @@ import pytest
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord
-from airflow_outbox.schema import ROLES, grant_statements, init_outbox
+from airflow_outbox.schema import ROLES, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.stash import stash
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
@@ -72,6 +72,26 @@ def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psy
         assert table_shape(connection, old.text(suffix)) == table_shape(connection, new.text(suffix))
     assert table_shape(connection, "old.outbox") == before
     assert OutboxTable(connection, old).identity().incarnation == 1
+
+
+def test_our_column_comes_to_goharvests_table_only_when_asked_for(connection: psycopg.Connection[Any]) -> None:
+    name = OutboxName.parse("outbox")
+    connection.execute(GOHARVEST_TABLE.format("outbox"))
+    connection.execute(
+        "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)"
+        " VALUES (now(), 't', 'k', ARRAY[]::text[], ARRAY[]::text[])"
+    )
+    init_outbox(connection, name)
+    assert "transaction_id" not in OutboxTable(connection, name).columns
+    assert "rewriting" in str(cost_of_transaction_id(connection, name))
+    assert init_outbox(connection, name, transaction_id=True) == [f"added the column transaction_id to {name}"]
+    assert init_outbox(connection, name, transaction_id=True) == []
+    assert cost_of_transaction_id(connection, name) is None
+    init_outbox(connection, OutboxName.parse("ours"))
+    theirs, ours = (
+        [row for row in table_shape(connection, t) if "transaction_id" in row[0]] for t in ("outbox", "ours")
+    )
+    assert theirs == ours
 
 
 def test_the_outbox_keeps_goharvests_columns_as_they_are(connection: psycopg.Connection[Any]) -> None:
