@@ -107,7 +107,9 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 return
             if self._report.started and time.monotonic() - begun > LONGEST_DELAY:
                 delay = FIRST_DELAY
-            self.log.warning("%s. The harvesting process is started again in %.0f s", problem.rstrip("."), delay)
+            if problem != self._report.last_error:  # which is in the log already
+                self.log.warning(problem)
+            self.log.warning("the harvesting process is started again in %.0f s", delay)
             metrics().incr("outbox.harvest_restarts", tags={"outbox": self.outbox})
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
