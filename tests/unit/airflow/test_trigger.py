@@ -42,6 +42,12 @@ def xcoms(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.fixture
+def others() -> set[psutil.Process]:
+    """What this process has started before the test, such as the session's servers."""
+    return set(psutil.Process().children())
+
+
 def text(*parts: str) -> str:
     return "".join(parts)
 
@@ -209,11 +215,13 @@ async def test_a_watched_asset_is_not_given_up(
 
 
 @pytest.mark.parametrize("ignores", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"])
-async def test_the_process_is_gone_within_a_second_of_the_cancellation(child: Child, ignores: str) -> None:
+async def test_the_process_is_gone_within_a_second_of_the_cancellation(
+    child: Child, ignores: str, others: set[psutil.Process]
+) -> None:
     child(text(ignores, STARTED, "time.sleep(60)"))
     trigger = OutboxHarvestTrigger(emit="end")
     running = asyncio.create_task(payloads(trigger, within=60))
-    (pid,) = await children()
+    (pid,) = await children(others)
     begun = time.monotonic()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -223,21 +231,21 @@ async def test_the_process_is_gone_within_a_second_of_the_cancellation(child: Ch
     assert not psutil.pid_exists(pid)
 
 
-async def test_cleanup_alone_ends_the_process_too(child: Child) -> None:
+async def test_cleanup_alone_ends_the_process_too(child: Child, others: set[psutil.Process]) -> None:
     child(text(STARTED, "tell('progress', published=1, topics={'t': 1})\n", "time.sleep(60)"))
     trigger = OutboxHarvestTrigger()
     run = trigger.run()
     await anext(run)  # as when the triggerer is cancelled between two events
-    (pid,) = await children()
+    (pid,) = await children(others)
     await trigger.cleanup()
     await trigger.cleanup()
     assert not psutil.pid_exists(pid)
     await run.aclose()
 
 
-async def children() -> list[int]:
-    """The processes that this one has started, once there is one."""
-    while not (found := psutil.Process().children()):
+async def children(others: set[psutil.Process]) -> list[int]:
+    """The processes that this one has started since, once there is one."""
+    while not (found := set(psutil.Process().children()) - others):
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.3)
     return [process.pid for process in found]
