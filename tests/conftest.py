@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -44,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=200, help="how many simulated histories to run (default: %(default)s)"
     )
+
+
+def pytest_unconfigure() -> None:
+    # Py4J logs once more while the interpreter ends, to a stream that pytest has closed by then.
+    logging.raiseExceptions = False
 
 
 @pytest.fixture(scope="session")

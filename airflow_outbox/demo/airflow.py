@@ -16,7 +16,7 @@ from airflow_outbox.demo.airflow_api import AirflowApi
 from airflow_outbox.demo.loopback import LOOPBACK, free_port
 from airflow_outbox.demo.process import ServerError, ServerProcess
 
-START_SECONDS = 180.0
+START_SECONDS = 120.0
 STOP_GRACE_SECONDS = 3.0  # less than a tether's, which would kill the one process that can find all the others
 USER = PASSWORD = "admin"
 
@@ -74,7 +74,7 @@ class AirflowStandalone:
     def start(self) -> Self:
         """Start Airflow and wait until all its parts have reported (about 20 s).
 
-        Raises `ServerError` with the end of its log when they have not within three minutes.
+        Raises `ServerError` with the end of its log when they have not within two minutes.
         """
         if self._process is not None and self._process.running:
             return self

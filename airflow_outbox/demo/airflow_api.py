@@ -130,13 +130,6 @@ class AirflowApi:
         }
         self._ask("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
 
-    def asset_events(self, asset_name: str) -> list[dict[str, Any]]:
-        """The newest hundred events of an asset, oldest first (`timestamp`, `extra`, `created_dagruns`, …)."""
-        answer = self._ask(
-            "GET", "/assets/events", params={"order_by": "-timestamp", "limit": 100, "name_pattern": asset_name}
-        )
-        return list(reversed(answer["asset_events"]))
-
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float) -> str:
         """Wait until a run has ended; its state is returned."""
         state = ""

@@ -31,9 +31,8 @@ def run(command: list[str], *, grace: float) -> int:
         # SIGINT ignored.
         signal.signal(number, lambda received, _: asked.append(received))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(
-        _PR_SET_PDEATHSIG, signal.SIGTERM
-    )  # whoever started this may have asked for SIGKILL, which would orphan the rest
+    # Whoever started this may have asked for SIGKILL at its own end, which would leave the rest behind.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     deadline = float("inf")
     while (status := _reaped(child.pid)) is None and time.monotonic() < deadline:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import psycopg
 from airflow.providers.common.compat.sdk import BaseOperator
 from airflow.providers.postgres.hooks.postgres import PostgresHook
+from psycopg.pq import TransactionStatus
 
-from airflow_outbox.errors import InvalidRecordError
+from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
@@ -70,19 +71,19 @@ class OutboxStashOperator(BaseOperator):
         name = OutboxName.parse(self.outbox)
         entry = {"app_id": commit_id(context["ti"]), "version": int(self.version)}
         with hook.transaction() as connection, translated(name):
-            entered = connection.execute(_query("commit_once", name), {**entry, "records": len(records)}).fetchone()
-            if entered is None:
-                ticket = _earlier_ticket(connection, name, entry)
-                self.log.info(
-                    "version %s of this task was committed before; nothing is written again. Ticket %s",
-                    self.version,
-                    ticket,
+            ticket = _earlier_ticket(connection, name, entry)
+            if ticket is not None:
+                self.log.info("version %s of this task was committed before; nothing is written again", self.version)
+                return str(ticket)
+            if self.sql:
+                _run_sql(connection, self.sql, self.parameters)
+            ticket = stash(connection, records, outbox=self.outbox)
+            # Last: if the statement has ended the transaction in spite of all, no entry hides that records are missing.
+            if connection.execute(_query("commit_once", name), {**entry, "records": len(records)}).fetchone() is None:
+                raise PostgresError(
+                    "another try of this task has committed meanwhile; this one wrote nothing. Clear it"
                 )
-            else:
-                if self.sql:
-                    connection.execute(cast("Any", self.sql), self.parameters)
-                ticket = stash(connection, records, outbox=self.outbox)
-                self.log.info("%d records stashed into %s. Ticket %s", len(records), name, ticket)
+        self.log.info("%d records stashed into %s; ticket %s", len(records), name, ticket)
         return str(ticket)
 
 
@@ -115,10 +116,24 @@ def _read(place: int, given: object) -> OutboxRecord:
     return OutboxRecord(given["topic"], given["key"], given.get("value"), headers, given.get("partition"))
 
 
-def _earlier_ticket(connection: psycopg.Connection[Any], name: OutboxName, entry: Mapping[str, Any]) -> Ticket:
+def _run_sql(connection: psycopg.Connection[Any], statement: str, parameters: Any) -> None:
+    """Run the Dag's own statement. Raises PostgresError; the transaction is then rolled back."""
+    try:
+        connection.execute(cast("Any", statement), parameters)
+    except psycopg.Error as error:
+        reason = " ".join(str(error).split())
+        raise PostgresError(f"sql: {reason}; nothing was written. Correct the statement") from error
+    if connection.info.transaction_status != TransactionStatus.INTRANS:
+        raise PostgresError("sql has ended the transaction, and no record was stashed. Leave COMMIT and ROLLBACK out")
+
+
+def _earlier_ticket(connection: psycopg.Connection[Any], name: OutboxName, entry: Mapping[str, Any]) -> Ticket | None:
+    """The ticket of the commit that this task instance has made before, if any."""
+    row = connection.execute(_query("earlier_commit", name), entry).fetchone()
+    if row is None:
+        return None
     identity = OutboxTable(connection, name).identity()
-    transaction_id, _ = connection.execute(_query("earlier_commit", name), entry).fetchone() or (0, 0)
-    return Ticket(identity.outbox_id, identity.incarnation, int(transaction_id))
+    return Ticket(identity.outbox_id, identity.incarnation, int(row[0]))
 
 
 def _query(statement: str, name: OutboxName) -> Any:

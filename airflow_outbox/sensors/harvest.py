@@ -31,6 +31,8 @@ class OutboxHarvestSensor(BaseSensorOperator):
     otherwise. The result (XCom) is `{"reason": "drained" | "time", "published": records}`; while it harvests, the XCom
     `progress` shows how far it is.
 
+    Like any task that runs, it goes on when its Dag is paused; what ends it is marking it as success or failed.
+
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …), and not
     secret. `retries` is worth setting: a task that fails because Postgres or Kafka were away when it started is then
     tried again. `timeout`, `poke_interval` and `mode` of other sensors have no effect here; `soft_fail` and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import psycopg
@@ -39,10 +39,10 @@ def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_
     """What has been committed under an id, if anything. Raises PostgresError, OutboxMissingError."""
     values = {"app_id": commit_id.app_id, "version": commit_id.version}
     with translated(outbox):
-        row = connection.execute(render(statements("spark.sql")["committed"], outbox), values).fetchone()
+        row = connection.execute(render(statements("queries.sql")["earlier_commit"], outbox), values).fetchone()
     if row is None:
         return None
-    outbox_id, incarnation, transaction_id, records = row
+    transaction_id, records, outbox_id, incarnation = row
     return JobCommit(Ticket(outbox_id, incarnation, int(transaction_id)), records, earlier=True)
 
 
@@ -59,27 +59,29 @@ class Commit:
 
     def run(self, staging: Staging, rows: StagedRows) -> JobCommit:
         """Commit all or nothing, and once. Raises JobError, StagingLostError, PostgresError."""
+        id_values = asdict(self.commit_id)
         with translated(self.outbox), self.connection.transaction():
             self._execute("spark.sql", "wait_for_rivals")
-            entry = {"app_id": self.commit_id.app_id, "version": self.commit_id.version, "records": rows.count}
+            self._execute("spark.sql", "claim_commit", id_values)
+            if (earlier := find_commit(self.connection, self.outbox, self.commit_id)) is not None:
+                return earlier
+            self._execute(
+                "spark.sql",
+                "show_staged",
+                staged_columns=staging.column_names,
+                staging=staging.identifier,
+                attempts=sql.Literal(list(rows.attempts)),
+            )
+            self._examine(rows)
+            self._run_job_statements()
+            self._stash(rows, with_partition="partition" in {column.name for column in staging.columns})
+            self._execute("spark.sql", "hide_staged")
+            entry = {**id_values, "records": rows.count}
             entered = self._execute("queries.sql", "commit_once", entry).fetchone()
-            if entered is not None:
-                attempts = sql.Literal(list(rows.attempts))
-                self._execute(
-                    "spark.sql",
-                    "show_staged",
-                    staged_columns=staging.column_names,
-                    staging=staging.identifier,
-                    attempts=attempts,
-                )
-                self._examine(rows)
-                self._run_job_statements()
-                self._stash(rows, with_partition="partition" in {column.name for column in staging.columns})
-                self._execute("spark.sql", "hide_staged")
-        found = find_commit(self.connection, self.outbox, self.commit_id)
-        if found is None:
-            raise JobError(f"{self.outbox}: the commit of {self.commit_id} is gone again. Was the database restored?")
-        return JobCommit(found.ticket, found.records, earlier=entered is None)
+            committed = find_commit(self.connection, self.outbox, self.commit_id)
+            if entered is None or committed is None:
+                raise JobError(f"{self.commit_id} is entered by another writer; nothing was committed. Use another id")
+        return replace(committed, earlier=False)
 
     def _examine(self, rows: StagedRows) -> None:
         """Look before anything is written: a message that names the record is worth more than Postgres's own."""

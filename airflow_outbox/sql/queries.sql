@@ -143,8 +143,10 @@ ON CONFLICT DO NOTHING
 RETURNING transaction_id::text
 
 -- earlier_commit --
--- What the same job and version has committed before.
-SELECT transaction_id::text, records FROM {commits} WHERE app_id = %(app_id)s AND version = %(version)s
+-- What the same job and version has committed before, with the parts of its ticket.
+SELECT transaction_id::text, records, outbox_id, incarnation
+FROM {commits} CROSS JOIN {leader}
+WHERE app_id = %(app_id)s AND version = %(version)s AND shard = 0
 
 -- harvest_privileges --
 -- What the connected role may do with the tables, as the harvester needs it.

@@ -43,6 +43,11 @@ DROP TABLE IF EXISTS {staging}
 -- In the commit's transaction: a rival with the same id, or a writer of the same business rows, is waited for until it ends.
 SET LOCAL lock_timeout = 0
 
+-- claim_commit --
+-- One at a time for each id. The entry in {commits} would do, but it comes last: should a statement of the job end the transaction,
+-- no entry may say that the events were stashed.
+SELECT pg_advisory_xact_lock(hashtextextended(%(app_id)s::text, %(version)s::bigint))
+
 -- show_staged --
 -- What the job's statements read: the rows of the accepted attempts, and never those of an attempt that failed after its COPY.
 CREATE TEMPORARY VIEW staged AS SELECT {staged_columns} FROM {staging} WHERE staged_by = ANY({attempts}::bigint[])
@@ -86,9 +91,3 @@ ORDER BY {order}
 
 -- hide_staged --
 DROP VIEW pg_temp.staged
-
--- committed --
--- What a job has committed under an id and version, with its ticket's parts; no row when it has not.
-SELECT outbox_id, incarnation, transaction_id::text, records
-FROM {commits} CROSS JOIN {leader}
-WHERE app_id = %(app_id)s AND version = %(version)s AND shard = 0

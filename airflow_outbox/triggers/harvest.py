@@ -18,7 +18,7 @@ from airflow_outbox.triggers.child import COMMAND, HarvestChild
 from airflow_outbox.triggers.report import HarvestReport
 from airflow_outbox.version_compat import metrics, set_xcom
 
-FAILED_STARTS = 5
+FAILED_STARTS = 4
 """A deferred task fails when so many processes in a row have ended before they harvested."""
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
@@ -33,11 +33,11 @@ class OutboxHarvestTrigger(BaseEventTrigger):
     `emit` says what the trigger's events are:
 
     - `published`, for an `AssetWatcher`: at most one a second, `{"outbox": …, "topics": {topic: records}, "published":
-      total}`, whenever records were published. Nothing but unpausing and pausing starts and ends the harvest; errors
-      are in the triggerer's log.
+      total}`, whenever records were published. It harvests while a Dag that is scheduled on the asset is unpaused (a
+      change counts when Airflow next reads the Dag's file), and is never given up; errors are in the triggerer's log.
     - `end`, for a deferred task: one event, `{"status": "ended", "reason": …, "published": …}` or `{"status": "failed",
       "error": …}`. Until then the task's log tells the story, and its XCom `progress` how far it is. A configuration
-      that can't work, and five processes in a row that did not come as far as harvesting, are failures.
+      that can't work, and four processes in a row that did not come as far as harvesting, are failures.
 
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …). They are
     stored and shown as they are: secrets belong into the connections.
@@ -107,7 +107,9 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 return
             if self._report.started and time.monotonic() - begun > LONGEST_DELAY:
                 delay = FIRST_DELAY
-            self.log.warning("%s. The harvesting process is started again in %.0f s", problem.rstrip("."), delay)
+            if problem != self._report.last_error:  # which is in the log already
+                self.log.warning(problem)
+            self.log.warning("the harvesting process is started again in %.0f s", delay)
             metrics().incr("outbox.harvest_restarts", tags={"outbox": self.outbox})
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)

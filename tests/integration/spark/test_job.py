@@ -119,7 +119,8 @@ def test_a_job_tried_again_commits_nothing_more(
     job: OutboxJob, orders: DataFrame, connection: psycopg.Connection[Any]
 ) -> None:
     first = job.write(orders, order_by="number", statements=FILL_ORDERS)
-    again = job.write(orders, order_by="number", statements=["this is never run"])
+    never_run = orders.withColumn("value", F.expr("CAST(raise_error('this is run') AS string)"))
+    again = job.write(never_run, order_by="number", statements=["this is never run"])
     assert again == replace(first, earlier=True)
     assert counts(connection) == (RECORDS, RECORDS, 1)
 
@@ -188,7 +189,7 @@ def test_two_at_once_commit_once(
     with ThreadPoolExecutor(2) as threads, psycopg.connect(database) as obstacle:
         obstacle.execute("LOCK TABLE orders")
         running = [threads.submit(job.write, orders, order_by="number", statements=FILL_ORDERS) for _ in range(2)]
-        wait_for_waiting_drivers(connection, 2)  # one at the table, the other at the entry in outbox_commits
+        wait_for_waiting_drivers(connection, 2)  # one at the table, the other until the first has committed
         obstacle.rollback()
         commits = [future.result() for future in running]
     assert sorted(commit.earlier for commit in commits) == [False, True]
@@ -271,9 +272,22 @@ def test_a_failing_statement_leaves_nothing(
     assert staging_tables(connection) == []
 
 
-def test_a_statement_that_ends_the_transaction_is_refused(job: OutboxJob, orders: DataFrame) -> None:
-    with pytest.raises(JobError, match="statement 1 of the job has ended the transaction"):
-        job.write(orders, order_by="number", statements=["COMMIT"])
+def test_a_statement_that_ends_the_transaction_does_not_pass_for_a_commit(
+    job: OutboxJob, orders: DataFrame, connection: psycopg.Connection[Any]
+) -> None:
+    with pytest.raises(JobError, match="statement 2 of the job has ended the transaction"):
+        job.write(orders, order_by="number", statements=[*FILL_ORDERS, "COMMIT"])
+    assert counts(connection) == (0, RECORDS, 0)
+    assert not job.write(orders, order_by="number").earlier
+
+
+def test_an_id_that_another_writer_enters_meanwhile(
+    job: OutboxJob, orders: DataFrame, connection: psycopg.Connection[Any]
+) -> None:
+    rival = "INSERT INTO outbox_commits (app_id, version, records) VALUES ('orders', 0, 0)"
+    with pytest.raises(JobError, match="is entered by another writer; nothing was committed"):
+        job.write(orders, order_by="number", statements=[rival])
+    assert counts(connection) == (0, 0, 0)
 
 
 def test_a_trigger_that_drops_records_is_noticed(

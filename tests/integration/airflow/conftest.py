@@ -1,0 +1,157 @@
+"""One real Airflow for all tests here, outboxes on the real servers, and eyes for the processes that come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.demo.airflow import AirflowStandalone
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import grant_statements, init_outbox
+from airflow_outbox.table import OutboxTable
+
+ROLE = "harvester"
+PASSWORD = "not-to-be-seen-4H7"
+PARTITIONS = 2
+CHILD = "airflow_outbox.harvest"
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """An outbox in a database, and a topic for its records."""
+
+    database: str
+    bootstrap: str
+    name: str
+    topic: str
+
+    @classmethod
+    def make(cls, database: str, kafka: EmbeddedKafka, name: str) -> Outbox:
+        outbox = cls(database, kafka.bootstrap, name, f"test-{uuid.uuid4().hex[:12]}")
+        kafka_settings = {"bootstrap.servers": kafka.bootstrap}
+        settings = {"data_source": database, "outbox_table": name, "kafka": kafka_settings}
+        config = HarvestConfig.validated(settings, source="test")
+        with psycopg.connect(database, autocommit=True) as connection:
+            init_outbox(connection, OutboxName.parse(name))
+            identity = OutboxTable(connection, config.name).identity()
+        make_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
+        client = AdminClient(kafka_settings)
+        client.create_topics([NewTopic(outbox.topic, PARTITIONS, 1)])[outbox.topic].result()
+        return outbox
+
+    def stash(self, count: int) -> None:
+        with psycopg.connect(self.database) as connection:
+            records = [OutboxRecord(self.topic, f"k{number % 7}", str(number)) for number in range(count)]
+            stash(connection, records, outbox=self.name)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def left(self) -> int:
+        return int(self.query(f"SELECT count(*) FROM {self.name}")[0][0])
+
+    def delivered(self) -> int:
+        """How many records the topic holds."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused"})
+        try:
+            partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+            return sum(consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions)
+        finally:
+            consumer.close()
+
+
+@pytest.fixture
+def outbox(database: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    """An outbox behind Airflow's default connections, in this process."""
+    for conn_id, connection in connections(database, kafka).items():
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
+    return Outbox.make(database, kafka, "outbox")
+
+
+def connections(database: str, kafka: EmbeddedKafka, **login: str) -> dict[str, dict[str, Any]]:
+    server = conninfo_to_dict(database)
+    known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"], "login": server["user"]}
+    return {
+        "postgres_default": {"conn_type": "postgres", **known, **login},
+        "kafka_default": {"conn_type": "kafka", "extra": {"bootstrap.servers": kafka.bootstrap}},
+    }
+
+
+@pytest.fixture(scope="session")
+def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[str, Outbox]]:
+    """The outboxes of the Dags, by name; Airflow reaches them as a role that may harvest and stash, by password."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    database = postgres.create_database(name)
+    made = {table: Outbox.make(database, kafka, table) for table in ("drained", "forever", "watched", "stashed")}
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'".encode())
+        connection.execute("CREATE TABLE business (run TEXT NOT NULL)")
+        connection.execute(f"GRANT INSERT ON business TO {ROLE}".encode())
+        for table in made:
+            for role in ("harvest", "job"):
+                for statement in grant_statements(connection, OutboxName.parse(table), role, ROLE):
+                    connection.execute(statement.encode())
+    yield made
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"DROP OWNED BY {ROLE}".encode())
+    postgres.drop_database(name)
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute(f"DROP ROLE {ROLE}".encode())
+
+
+@pytest.fixture(scope="session")
+def airflow(
+    outboxes: dict[str, Outbox], kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AirflowStandalone]:
+    """A real Airflow with the Dags of this folder, paused, and one real triggerer."""
+    database = outboxes["drained"].database
+    with AirflowStandalone(
+        tmp_path_factory.mktemp("airflow"),
+        dags=Path(__file__).parent / "dags",
+        connections=connections(database, kafka, login=ROLE, password=PASSWORD),
+        # A pause reaches an asset's trigger when the Dag file is read again.
+        environment={"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5"},
+        parallelism=2,
+    ) as standalone:
+        standalone.api.wait_for_dag("watching")
+        yield standalone
+
+
+def harvesting(airflow: AirflowStandalone) -> list[psutil.Process]:
+    """The harvesting processes that descend from this Airflow."""
+    found = []
+    for process in psutil.Process(airflow.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if CHILD in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def wait_until(happened: Callable[[], object], *, within: float, what: str) -> float:
+    """Wait until something happens; the seconds it took. Fails after `within` seconds."""
+    begun = time.monotonic()
+    while not happened():
+        if time.monotonic() - begun > within:
+            pytest.fail(f"{within} s have passed without: {what}")
+        time.sleep(0.05)
+    return time.monotonic() - begun

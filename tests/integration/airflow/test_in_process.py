@@ -1,0 +1,157 @@
+"""The trigger and the operator in this process, with the real harvesting process and real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.errors import InvalidRecordError, PostgresError
+from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.operators.stash import OutboxStashOperator
+from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
+
+from .conftest import Outbox, wait_until
+
+RECORDS = [{"topic": "t", "key": "a", "value": "1"}, {"topic": "t", "key": "b"}]
+
+
+def test_airflow_lists_the_provider() -> None:
+    command = [Path(sys.executable).with_name("airflow"), "providers", "list", "--output", "json"]
+    listed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert '"package_name": "airflow-outbox"' in listed.stdout
+
+
+async def test_the_trigger_drains_an_outbox(outbox: Outbox) -> None:
+    outbox.stash(2000)
+    trigger = OutboxHarvestTrigger(until="drained", emit="end")
+    event = await anext(trigger.run())
+    await trigger.cleanup()
+    assert event.payload == {"status": "ended", "reason": "drained", "published": 2000}
+    assert (outbox.left(), outbox.delivered()) == (0, 2000)
+
+
+async def test_the_trigger_tells_an_asset_what_was_published(outbox: Outbox) -> None:
+    outbox.stash(500)
+    trigger = OutboxHarvestTrigger(until="drained")
+    payloads = [event.payload async for event in trigger.run()]
+    assert sum(payload["topics"][outbox.topic] for payload in payloads) == 500
+    assert payloads[-1]["published"] == 500
+
+
+async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: Outbox) -> None:
+    trigger = OutboxHarvestTrigger(emit="end")
+    running = asyncio.create_task(_first(trigger))
+    outbox.stash(10)
+    async with asyncio.timeout(20):
+        while outbox.left():
+            await asyncio.sleep(0.1)
+    (process,) = [child for child in psutil.Process().children() if "airflow_outbox.harvest" in child.cmdline()]
+    begun = asyncio.get_running_loop().time()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert asyncio.get_running_loop().time() - begun < 1
+    assert not process.is_running()
+
+
+async def _first(trigger: OutboxHarvestTrigger) -> Any:
+    return await anext(trigger.run())
+
+
+def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_path: Path) -> None:
+    supervisor = tmp_path / "supervisor.py"
+    supervisor.write_text(
+        "import asyncio\n"
+        "from airflow_outbox.triggers.harvest import OutboxHarvestTrigger\n"
+        "async def main():\n"
+        "    await anext(OutboxHarvestTrigger(emit='end').run())\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, str(supervisor)], stdout=subprocess.DEVNULL) as process:
+        outbox.stash(10)
+        wait_until(lambda: outbox.left() == 0, within=30, what="the harvest")
+        (child,) = [
+            each for each in psutil.Process(process.pid).children() if "airflow_outbox.harvest" in each.cmdline()
+        ]
+        process.kill()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=1, what="its end")
+
+
+def test_the_hook_reaches_outbox_and_brokers(outbox: Outbox) -> None:
+    reached, message = OutboxHook().test_connection()
+    assert reached, message
+    reached, message = OutboxHook(outbox="other").test_connection()
+    assert not reached
+    assert "airflow-outbox init" in message
+
+
+def test_the_hook_stashes_in_a_transaction_of_its_own_or_the_callers(outbox: Outbox) -> None:
+    hook = OutboxHook()
+    hook.stash(OutboxRecord(outbox.topic, "k", "v"))
+
+    def fail_after_stashing() -> None:
+        with hook.transaction() as connection:
+            stash(connection, OutboxRecord(outbox.topic, "k", "v"))
+            connection.execute("SELECT 1 / 0")
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        fail_after_stashing()
+    assert outbox.left() == 1
+
+
+def run_operator(*, run_id: str = "r", try_number: int = 1, **arguments: Any) -> str:
+    task = OutboxStashOperator(task_id="stash", **{"records": RECORDS, **arguments})
+    instance = SimpleNamespace(dag_id="d", run_id=run_id, task_id="stash", map_index=-1, try_number=try_number)
+    return task.execute({"ti": instance})
+
+
+def test_the_operator_commits_records_and_rows_together_and_once(outbox: Outbox) -> None:
+    outbox.query("CREATE TABLE business (n INTEGER)")
+    insert = {"sql": "INSERT INTO business VALUES (%s)", "parameters": [7]}
+    first = run_operator(**insert)
+    (expected,) = outbox.query("SELECT DISTINCT transaction_id::text::bigint FROM outbox")
+    assert Ticket.parse(first).transaction_id == expected[0]
+    assert run_operator(**insert, try_number=2) == first
+    assert (outbox.left(), outbox.query("SELECT n FROM business")) == (2, [(7,)])
+    assert run_operator(**insert, version=1) != first
+    assert run_operator(**insert, run_id="s") != first
+    assert (outbox.left(), len(outbox.query("SELECT n FROM business"))) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"sql": "INSERT INTO nowhere VALUES (1)"}, PostgresError),
+        ({"sql": "COMMIT"}, PostgresError),
+        ({"records": [*RECORDS, {"topic": "no topic", "key": "k"}]}, InvalidRecordError),
+    ],
+)
+def test_an_operator_that_fails_writes_nothing_and_can_be_tried_again(
+    outbox: Outbox, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        run_operator(**arguments)
+    assert outbox.left() == 0
+    run_operator(try_number=2)
+    assert outbox.left() == 2
+
+
+def test_of_two_tries_at_once_one_commits(outbox: Outbox) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        tries = [pool.submit(run_operator, try_number=number, sql="SELECT pg_sleep(1)") for number in (1, 2)]
+        outcomes = [each.exception() or each.result() for each in tries]
+    (ticket,) = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    (refusal,) = [outcome for outcome in outcomes if isinstance(outcome, PostgresError)]
+    assert "another try" in str(refusal)
+    assert outbox.left() == 2
+    assert run_operator(try_number=3) == ticket

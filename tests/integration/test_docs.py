@@ -1,0 +1,73 @@
+"""The commands of the pages, run as they stand on real servers; only the addresses are others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DATA_SOURCE = "host=127.0.0.1 port=5432 dbname=app user=app"
+BOOTSTRAP = "127.0.0.1:9092"
+
+_BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"/]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What differs from one run to another.
+_CHANCE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\"pid\": \d+|\"time\": \"[^\"]+\"")
+
+
+def lines(text: str) -> list[str]:
+    """The lines of an output without what differs from run to run, and without progress."""
+    return [_CHANCE.sub("", line) for line in text.splitlines() if '"event": "progress"' not in line]
+
+
+def is_told(expected: list[str], output: list[str]) -> bool:
+    """Whether the output has all of the expected lines, in their order."""
+    rest = iter(output)
+    return all(line in rest for line in expected)
+
+
+@pytest.mark.parametrize("page", ["first-steps.md", "how-to/without-airflow.md"])
+def test_a_page_can_be_followed_to_the_letter(page: str, database: str, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    output, ran, compared = "", 0, 0
+    for language, title, text in _BLOCK.findall((DOCS / page).read_text("utf-8")):
+        here = text.replace(DATA_SOURCE, database).replace(BOOTSTRAP, kafka.bootstrap)
+        if title:
+            (tmp_path / title).write_text(here)
+        elif language == "bash":
+            run = subprocess.run(
+                ["bash", "-e", "-c", here], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            )
+            assert run.returncode == 0, f"{text}{run.stdout}{run.stderr}"
+            output, ran = run.stdout, ran + 1
+        elif language == "text":
+            assert is_told(lines(text), lines(output)), f"the page says\n{text}\nthe output is\n{output}"
+            compared += 1
+    assert ran > 1
+    assert compared == (3 if page == "first-steps.md" else 0)
+
+
+def test_the_events_on_the_page_are_events() -> None:
+    told = [line for line in (DOCS / "first-steps.md").read_text("utf-8").splitlines() if line.startswith('{"event"')]
+    assert [json.loads(line)["event"] for line in told] == ["started", "elected", "view", "progress", "ended"]
+
+
+def test_the_plain_insert_on_the_page_stashes_a_record(database: str) -> None:
+    page = (DOCS / "concepts" / "outbox.md").read_text("utf-8")
+    [statement] = [text for language, _, text in _BLOCK.findall(page) if language == "sql"]
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, OutboxName.parse("outbox"))
+        connection.execute(statement)
+        assert connection.execute("SELECT kafka_topic, kafka_key, kafka_header_values FROM outbox").fetchall() == [
+            ("orders", "17", ["order/1"])
+        ]

@@ -1,0 +1,213 @@
+"""What the README and docs/ say is so: the site builds, excerpts are of the files they name, tables are complete."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from airflow_outbox.cli import main
+from airflow_outbox.harvest.config import HarvestConfig, Limits
+from airflow_outbox.harvest.goharvest import GoharvestFile
+from airflow_outbox.harvest.settings import names
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "airflow_outbox"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+_BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TYPES = {"text", "number", "object", "number or null"}
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page; `title` is the file that it is, or is an excerpt of."""
+
+    page: Path
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks(*languages: str) -> list[Block]:
+    return [
+        Block(page, language, title or None, text)
+        for page in PAGES
+        for language, title, text in _BLOCK.findall(page.read_text("utf-8"))
+        if not languages or language in languages
+    ]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks."""
+    return _BLOCK.sub("", page.read_text("utf-8"))
+
+
+def code_words(page: Path) -> Iterator[str]:
+    """What stands in backticks in a page's prose."""
+    yield from _CODE.findall(prose(page))
+
+
+def table_rows(page: Path) -> Iterator[list[str]]:
+    """The rows of a page's tables, without their headings."""
+    for line in page.read_text("utf-8").splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def where(block: Block) -> str:
+    return f"{block.page.relative_to(ROOT)}: {block.text.strip().splitlines()[0][:40]}"
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        [*command, "--site-dir", str(tmp_path / "site")], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    html = list((tmp_path / "site").rglob("*.html"))
+    assert len(html) == len(list(DOCS.rglob("*.md"))) + 1  # and 404.html
+    for page in html:
+        assert not re.search(r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//", page.read_text("utf-8")), page
+        assert not re.search(r"<link[^>]+stylesheet[^>]+href=\"(?:https?:)?//", page.read_text("utf-8")), page
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for page in DOCS.rglob("*.md"):
+        assert f": {page.relative_to(DOCS)}\n" in settings
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first = next(block for block in blocks() if block.page.name == "README.md")
+    assert re.findall(r"^(\S+ \S+) +#", first.text, re.MULTILINE) == ["./dev demo", "./dev test"]
+    assert len(first.text.splitlines()) == 2
+
+
+def test_excerpts_are_of_the_files_they_name() -> None:
+    excerpts = [block for block in blocks() if block.title and "/" in block.title]
+    assert {block.page.name for block in excerpts} >= {"README.md", "airflow.md", "spark.md"}
+    for block in excerpts:
+        assert block.text in (ROOT / str(block.title)).read_text("utf-8"), where(block)
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=where)
+def test_python_is_python_and_dags_are_dags(block: Block) -> None:
+    code = compile(textwrap.dedent(block.text), where(block), "exec")
+    if "from airflow.sdk import DAG" in block.text:
+        exec(code, {"__doc__": None})
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=where)
+def test_yaml_is_a_configuration(block: Block) -> None:
+    HarvestConfig.validated(yaml.safe_load(block.text), source=where(block))
+
+
+def test_files_and_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in _LINK.findall(prose(page)):
+            assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}"
+        for word in code_words(page):
+            if re.match(r"(?:airflow_outbox|dags|tests|docs|\.ci)/[\w./-]*$", word) and "what_it_does" not in word:
+                assert (ROOT / word).exists(), f"{page.relative_to(ROOT)} names {word}"
+
+
+def test_what_is_named_is_there() -> None:
+    classes = {
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    named = set()
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for dotted in re.findall(r"\bairflow_outbox(?:\.\w+)+", text):
+            resolve_name(dotted)
+            named.add(dotted)
+        for name in re.findall(r"`((?:Outbox|Harvest)\w+)", text):
+            assert name in classes, f"{page.relative_to(ROOT)} names {name}"
+            named.add(name)
+    assert named >= {"airflow_outbox.harvest.neli", "OutboxHarvestSensor"}
+
+
+def test_every_setting_is_in_the_reference_with_its_default() -> None:
+    documented = {row[0].strip("`"): row[1] for row in table_rows(DOCS / "reference" / "configuration.md")}
+    settings = {**defaults(HarvestConfig, except_for={"limits"}), **defaults(Limits, prefix="limits.")}
+    documented.pop("setting")
+    assert documented == settings
+
+
+def defaults(model: Any, *, prefix: str = "", except_for: Iterable[str] = ()) -> dict[str, str]:
+    """The settings of a group with their defaults as the table writes them."""
+
+    def written(field: Any) -> str:
+        if field.is_required():
+            return "(needed)"
+        default = field.get_default(call_default_factory=True)
+        return "`null`" if default is None else f"`{default}`"
+
+    return {prefix + name: written(field) for name, field in model.model_fields.items() if name not in set(except_for)}
+
+
+def test_goharvests_settings_are_goharvests() -> None:
+    harvest = GoharvestFile.model_fields["harvest"].annotation
+    limits = harvest.model_fields["limits"].annotation
+    known = {*names(harvest), *(f"limits.{name}" for name in names(limits)), "logging.level"}
+    rows = [row for row in table_rows(DOCS / "how-to" / "goharvest.md") if row[0] != "goharvest"]
+    assert rows
+    for theirs, _ in rows:
+        assert set(_CODE.findall(theirs)) <= known
+
+
+def emitted() -> dict[str, set[str]]:
+    """The events that the engine emits, each with the fields that it ever has."""
+    found: dict[str, set[str]] = {}
+    for path in (PACKAGE / "harvest").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+            if called.strip("_") in {"events", "report_event"} and isinstance(node.args[0], ast.Constant):
+                fields = {keyword.arg for keyword in node.keywords if keyword.arg}
+                found.setdefault(str(node.args[0].value), set()).update(fields)
+    return found
+
+
+def test_every_event_is_in_the_reference_with_its_fields() -> None:
+    rows = [row for row in table_rows(DOCS / "reference" / "events.md") if row[0].startswith("`")]
+    fields = {row[0].strip("`") for row in rows if row[1] in _TYPES}
+    events = {row[0].strip("`"): set(_CODE.findall(row[1])) for row in rows if row[1] not in _TYPES}
+    assert len(events) > 5
+    assert events == emitted()
+    assert fields == set().union(*events.values())
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    text = (DOCS / "reference" / "commands.md").read_text("utf-8")
+    options = set()
+    for name, command in main.commands.items():
+        assert f"\n## {name}\n" in text
+        options |= {option for parameter in command.params for option in parameter.opts}
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and isinstance(parameter.default, str):
+                assert re.search(rf"`{parameter.opts[0]}` \| `{re.escape(parameter.default)}`", text), parameter.opts
+    assert set(re.findall(r"`(-[-a-z]+)", text)) - {"--help", "--version"} <= options
+    assert options <= set(re.findall(r"`(-[-a-z]+)", text))
