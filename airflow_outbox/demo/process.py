@@ -43,6 +43,7 @@ class ServerProcess:
     ) -> None:
         self.name = name
         self.log = log
+        self._abandon_signal = abandon_signal
         with log.open("ab") as output:
             self._holder = subprocess.Popen(
                 [
@@ -97,14 +98,14 @@ class ServerProcess:
     def wait_until(self, ready: Callable[[], bool], *, timeout: float) -> None:
         """Ask `ready` until it says yes.
 
-        If the server ends or `timeout` seconds pass, it is killed: `ServerError` with its log's tail.
+        If the server ends or `timeout` seconds pass, it is ended: `ServerError` with its log's tail.
         """
         deadline = time.monotonic() + timeout
         while not ready():
             if not self.running:
                 raise ServerError(self._with_log(f"{self.name} ended while starting"))
             if time.monotonic() > deadline:
-                self.stop(signal.SIGKILL)
+                self.stop(self._abandon_signal)
                 raise ServerError(self._with_log(f"{self.name} was not ready within {timeout:.0f} s"))
             time.sleep(0.05)
 
