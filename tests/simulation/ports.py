@@ -73,6 +73,7 @@ class SimulatedTable:
     def __init__(self, world: World) -> None:
         self._world = world
         self._connected = False
+        self.cut_off = False
 
     async def take_over(self, view: UUID) -> Request:
         def effect() -> Request:
@@ -130,6 +131,8 @@ class SimulatedTable:
 
     async def is_empty(self) -> bool:
         await asyncio.sleep(self._world.delay())
+        if self.cut_off:
+            raise PostgresUnreachableError("simulated: out of reach")
         return not self._world.rows
 
     async def close(self) -> None:
@@ -143,7 +146,7 @@ class SimulatedTable:
     async def _travel(self, effect: Callable[[], Result]) -> Result:
         world = self._world
         await asyncio.sleep(world.delay())
-        if world.unlucky():
+        if self.cut_off or world.unlucky():
             self._connected = False
             raise PostgresUnreachableError("simulated: lost before it took effect")
         result = effect()

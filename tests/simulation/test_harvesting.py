@@ -46,6 +46,7 @@ class Member:
     """A harvester that can be started, stopped and killed."""
 
     def __init__(self, world: World) -> None:
+        self.table = SimulatedTable(world)
         self.election = SimulatedElection(world, LIMITS.heartbeat_timeout)
         self.events: list[tuple[str, dict[str, object]]] = []
 
@@ -53,7 +54,7 @@ class Member:
             return SimulatedLog(world)
 
         self.harvester = Harvester(
-            table=SimulatedTable(world),
+            table=self.table,
             new_log=new_log,
             election=self.election,
             limits=LIMITS,
@@ -106,8 +107,12 @@ async def history(seed: int) -> tuple[World, list[MarkedRecord]]:
                 members.append(Member(world))
             case 3:
                 world.rebalance()
+            case 4:
+                members[0].table.cut_off = not members[0].table.cut_off
     stashed = await writing
     world.trouble = 0.0
+    for member in members:
+        member.table.cut_off = False
     async with asyncio.timeout(300):
         while world.rows:
             await asyncio.sleep(0.1)
@@ -126,6 +131,33 @@ def test_a_seed_replays_the_same_history() -> None:
     first, second = (simulate(history(3))[0].published for _ in range(2))
     assert first == second
     assert first != simulate(history(4))[0].published
+
+
+def test_a_leader_without_postgres_resigns_and_comes_back_as_standby() -> None:
+    async def cut() -> tuple[Member, Member, World]:
+        world = World(random.Random(0))
+        first = Member(world)
+        await asyncio.sleep(1)
+        second = Member(world)
+        await asyncio.sleep(1)
+        first.table.cut_off = True
+        world.commit(*(MarkedRecord(number, "t", str(number), "v", [], [], None) for number in range(10)))
+        async with asyncio.timeout(LIMITS.heartbeat_timeout + 5):
+            while world.rows:
+                await asyncio.sleep(0.1)
+        assert "resigned" in [event for event, _ in first.events]
+        assert first.election not in world.group
+        first.table.cut_off = False
+        await asyncio.sleep(2)
+        assert "rejoined" in [event for event, _ in first.events]
+        assert first.election in world.group
+        for member in (first, second):
+            await member.stop()
+        return first, second, world
+
+    first, second, _ = simulate(cut())
+    assert [event for event, _ in first.events].count("view") == 1
+    assert [event for event, _ in second.events].count("view") == 1
 
 
 def test_without_trouble_every_record_comes_once() -> None:
