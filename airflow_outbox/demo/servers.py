@@ -94,7 +94,7 @@ class DemoServers:
     def start_kafka(self) -> None:
         """Start Kafka, and make the topics that the events go to."""
         self.kafka.start()
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 3})
         for made in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in TOPICS]).values():
             made.result(30.0)
 
