@@ -8,145 +8,25 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import yaml
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 
-from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
-
-COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
-CHILD = [sys.executable, "-m", "airflow_outbox.harvest"]
-
-
-@dataclass(slots=True)
-class Outbox:
-    """An outbox with one data topic, ready to be harvested."""
-
-    database: str
-    bootstrap: str
-    topic: str
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def stash(self, count: int, *, keys: int = 10, start: int = 0) -> None:
-        with psycopg.connect(self.database) as connection:
-            stash(
-                connection,
-                [OutboxRecord(self.topic, f"k{n % keys}", str(n), {"n": str(n)}) for n in range(start, start + count)],
-            )
-
-    def left(self) -> int:
-        return int(self.query("SELECT count(*) FROM outbox")[0][0])
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.database, autocommit=True) as connection:
-            return connection.execute(statement).fetchall()  # type: ignore[call-overload]
-
-    def published(self) -> list[tuple[str, int]]:
-        """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": False})
-        try:
-            partitions = [TopicPartition(self.topic, number, 0) for number in range(4)]
-            ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
-            consumer.assign(partitions)
-            found: list[tuple[str, int]] = []
-            while len(found) < sum(ends):
-                found += [
-                    (message.key().decode(), int(message.value())) for message in consumer.consume(1000, timeout=10)
-                ]
-            return found
-        finally:
-            consumer.close()
-
-    def by_key(self) -> dict[str, list[int]]:
-        lanes: dict[str, list[int]] = {}
-        for key, number in self.published():
-            lanes.setdefault(key, []).append(number)
-        return lanes
 
 
 @pytest.fixture
 def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
-    outbox = Outbox(database, kafka.bootstrap, topic_prefix + "data")
-    outbox.settings = {"data_source": database, "kafka": {"bootstrap.servers": kafka.bootstrap}}
-    config = HarvestConfig.validated(outbox.settings, source="test")
-    with psycopg.connect(database, autocommit=True) as connection:
-        init_outbox(connection, OutboxName.parse("outbox"))
-        identity = OutboxTable(connection, config.name).identity()
-    make_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(outbox.topic, 4, 1)])[outbox.topic].result()
-    return outbox
-
-
-class Process:
-    """A harvester as a process of its own, and the events it writes."""
-
-    def __init__(self, command: list[str], *, first_line: dict[str, Any] | None = None) -> None:
-        self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self.events: list[dict[str, Any]] = []
-        if first_line is not None:
-            assert self.popen.stdin is not None
-            self.popen.stdin.write(json.dumps(first_line) + "\n")
-            self.popen.stdin.flush()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.events.append(json.loads(line))
-
-    def wait_for(self, event: str, *, within: float = 20, **fields: Any) -> dict[str, Any]:
-        found: list[dict[str, Any]] = []
-
-        def happened() -> bool:
-            found[:] = [seen for seen in self.events if seen["event"] == event and fields.items() <= seen.items()]
-            return bool(found)
-
-        wait_until(happened, within=within, doing=f"waiting for {event}: {self.events}")
-        return found[0]
-
-    def end(self) -> None:
-        """Make sure that it is gone, and close its pipes."""
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-        self._reader.join(10)
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def ends(self, *, within: float) -> float:
-        """Wait for the end, and return how many seconds it took."""
-        started = time.monotonic()
-        self.popen.wait(within)
-        self._reader.join(5)
-        return time.monotonic() - started
-
-
-def wait_until(condition: Callable[[], bool], *, within: float, doing: str = "") -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, doing
-        time.sleep(0.02)
+    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
 
 
 @pytest.fixture
