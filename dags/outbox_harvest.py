@@ -1,4 +1,7 @@
-"""The Dag `outbox_harvest`: while it is unpaused, all that is committed to the outbox is published to Kafka."""
+"""The Dag `outbox_harvest`: once it is unpaused, all that is committed to the outbox is published to Kafka.
+
+Pausing it starts no new run; to end the one that harvests, mark its task.
+"""
 
 from airflow.sdk import DAG
 
