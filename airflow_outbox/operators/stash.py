@@ -16,7 +16,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.sql import statements
 from airflow_outbox.stash import stash
-from airflow_outbox.table import OutboxTable, render, translated
+from airflow_outbox.table import render, translated
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -132,8 +132,8 @@ def _earlier_ticket(connection: psycopg.Connection[Any], name: OutboxName, entry
     row = connection.execute(_query("earlier_commit", name), entry).fetchone()
     if row is None:
         return None
-    identity = OutboxTable(connection, name).identity()
-    return Ticket(identity.outbox_id, identity.incarnation, int(row[0]))
+    transaction_id, _, outbox_id, incarnation = row
+    return Ticket(outbox_id, incarnation, int(transaction_id))
 
 
 def _query(statement: str, name: OutboxName) -> Any:

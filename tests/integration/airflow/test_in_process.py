@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,15 @@ import psycopg
 import pytest
 
 from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.names import OutboxName
 from airflow_outbox.operators.stash import OutboxStashOperator
+from airflow_outbox.schema import grant_statements
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
-from .conftest import Outbox, wait_until
+from .conftest import Outbox, connections, wait_until
 
 RECORDS = [{"topic": "t", "key": "a", "value": "1"}, {"topic": "t", "key": "b"}]
 
@@ -126,6 +130,23 @@ def test_the_operator_commits_records_and_rows_together_and_once(outbox: Outbox)
     assert run_operator(**insert, version=1) != first
     assert run_operator(**insert, run_id="s") != first
     assert (outbox.left(), len(outbox.query("SELECT n FROM business"))) == (6, 3)
+
+
+def test_what_a_role_for_jobs_may_do_is_enough_to_find_the_ticket_again(
+    outbox: Outbox, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"job_{outbox.topic[-12:]}"
+    with psycopg.connect(outbox.database, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+        for statement in grant_statements(owner, OutboxName.parse(outbox.name), "job", role):
+            owner.execute(statement.encode())
+        made = connections(outbox.database, kafka, login=role, password="secret")["postgres_default"]
+        monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(made))
+        try:
+            assert run_operator() == run_operator(try_number=2)
+        finally:
+            owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+    assert outbox.left() == 2
 
 
 @pytest.mark.parametrize(
