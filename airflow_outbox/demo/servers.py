@@ -75,7 +75,11 @@ class DemoServers:
                 "kafka_default": {"conn_type": "kafka", "extra": {"bootstrap.servers": self.kafka.bootstrap}},
                 "spark_default": {"conn_type": "spark", "host": "local[2]"},
             },
-            environment={"JAVA_HOME": str(java_home(find_java())), "SPARK_LOCAL_IP": LOOPBACK},
+            environment={
+                "JAVA_HOME": str(java_home(find_java())),
+                "SPARK_LOCAL_IP": LOOPBACK,
+                "SPARK_LOCAL_DIRS": str(folder / "spark"),
+            },
         )
 
     @property

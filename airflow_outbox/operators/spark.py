@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.operators.stash import commit_id
 from airflow_outbox.spark import settings
 from airflow_outbox.spark.commit import CommitId, find_commit
+from airflow_outbox.spark.data_source import offered
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -40,9 +40,9 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
     task's own: a job that is tried again, or a task that is cleared, commits nothing more and returns the earlier
     ticket. For a deliberate repeat give another `version`, a whole number.
 
-    The job learns all of it from Spark properties. The data source, which holds the password, is in a file that only
-    the task's user can read and that is removed when the job has ended; so the driver must run where the task does. For
-    deploy mode `cluster` name a file of your own, one that the driver finds, as the property
+    The job learns all of it from Spark properties. The data source, which holds the password, is in a pipe that only
+    the task's user can read, once, and that ends with the task; so the driver must run where the task does. For deploy
+    mode `cluster` name a file of your own, one that the driver finds, as the property
     `spark.airflowOutbox.dataSourceFile`. Executors are given the data source with the code of their tasks: where they
     are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`). They need psycopg, pyarrow
     and this package; Airflow they don't need.
@@ -83,7 +83,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         commit = CommitId(commit_id(context["ti"]), int(self.version))
         given = dict(self.conf or {})
         own_file = given.get(settings.DATA_SOURCE_FILE)
-        with nullcontext(own_file) if own_file else _private_file(hook.data_source()) as data_source_file:
+        with nullcontext(own_file) if own_file else offered(hook.data_source()) as data_source_file:
             self._driver_runs_here = own_file is None
             self.conf = {
                 **given,
@@ -116,16 +116,6 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         if submission["master"].startswith("local"):
             properties.setdefault("spark.pyspark.python", sys.executable)
         return hook
-
-
-@contextmanager
-def _private_file(content: str) -> Iterator[str]:
-    """A file that only this user can read, for as long as the block lasts."""
-    with tempfile.TemporaryDirectory(prefix="airflow-outbox-") as folder:
-        path = Path(folder) / "data_source"
-        path.touch(mode=0o600)
-        path.write_text(content, "utf-8")
-        yield str(path)
 
 
 def _spark_submit(command: str) -> str:

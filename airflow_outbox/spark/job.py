@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.errors import ConfigurationError, JobError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.spark import settings
 from airflow_outbox.spark.columns import record_frame
 from airflow_outbox.spark.commit import Commit, CommitId, JobCommit, find_commit
+from airflow_outbox.spark.data_source import taken
 from airflow_outbox.spark.staging import prepare
 from airflow_outbox.table import OutboxTable, connect
 
@@ -33,10 +33,14 @@ class OutboxJob:
     app_id: str
     version: int = 0
     outbox: str = "outbox"
+    _commits: list[JobCommit] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def from_session(cls, session: SparkSession) -> Self:
-        """What `OutboxSparkSubmitOperator` has passed to this job. Raises ConfigurationError if any is missing."""
+        """What `OutboxSparkSubmitOperator` has passed to this job; to be asked for once.
+
+        Raises ConfigurationError when something is missing or was taken before.
+        """
 
         def setting(name: str) -> str:
             value = session.conf.get(name, None)
@@ -46,15 +50,8 @@ class OutboxJob:
                 )
             return value
 
-        path = Path(setting(settings.DATA_SOURCE_FILE))
-        try:
-            data_source = path.read_text("utf-8").strip()
-        except OSError as error:
-            raise ConfigurationError(
-                f"{settings.DATA_SOURCE_FILE}: {error}. The driver must be able to read the file"
-            ) from error
         return cls(
-            data_source=data_source,
+            data_source=taken(setting(settings.DATA_SOURCE_FILE)),
             app_id=setting(settings.APP_ID),
             version=int(setting(settings.VERSION)),
             outbox=setting(settings.OUTBOX_TABLE),
@@ -68,20 +65,31 @@ class OutboxJob:
         transaction and read the view `staged`, which has all columns, `headers` as `header_keys` and `header_values`.
         The events get their ids in the order of `order_by`, one column or several.
 
-        When the same `app_id` and `version` has committed before, nothing is run and the earlier commit is returned.
+        When the same `app_id` and `version` has committed before, nothing is run and the earlier commit is returned. So
+        a job writes once, all in one; a second `write` is an error.
 
         Raises ConfigurationError for columns that don't fit; JobError when nothing was committed for a reason that the
         job has to mend; StagingLostError when it only has to run again; OutboxMissingError, PostgresError; and Spark's
         own errors when a task fails for good.
         """
+        if self._commits:
+            raise JobError(
+                "the job has written already, and its id commits once. Write all in one, or give a second OutboxJob "
+                "another app_id"
+            )
+        order = [order_by] if isinstance(order_by, str) else list(order_by)
+        commit = self._write(frame, order_by=order, statements=list(statements))
+        self._commits.append(commit)
+        return commit
+
+    def _write(self, frame: DataFrame, *, order_by: list[str], statements: list[str]) -> JobCommit:
         name = OutboxName.parse(self.outbox)
         commit_id = CommitId(self.app_id, self.version)
-        order = [order_by] if isinstance(order_by, str) else list(order_by)
         with closing(connect(self.data_source, purpose="spark driver")) as connection:
             columns = dict(OutboxTable(connection, name).columns)
             if (earlier := find_commit(connection, name, commit_id)) is not None:
                 return earlier
-            records = record_frame(frame, outbox=columns, order_by=order)
+            records = record_frame(frame, outbox=columns, order_by=order_by)
             staging = prepare(records, connection, name)
             staging.sweep()
             staging.create()
@@ -90,8 +98,8 @@ class OutboxJob:
                 outbox=name,
                 outbox_columns=columns,
                 commit_id=commit_id,
-                order_by=order,
-                job_statements=list(statements),
+                order_by=order_by,
+                job_statements=statements,
             )
             try:
                 return commit.run(staging, staging.fill(records, self.data_source))

@@ -12,4 +12,4 @@ VERSION = "spark.airflowOutbox.version"
 """Which commit of that job: another number repeats it on purpose."""
 
 DATA_SOURCE_FILE = "spark.airflowOutbox.dataSourceFile"
-"""A file that the driver can read, with a libpq connection string or URI in it."""
+"""A file or pipe that the driver can read, with a libpq connection string or URI in it."""

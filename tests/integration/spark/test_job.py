@@ -120,9 +120,15 @@ def test_a_job_tried_again_commits_nothing_more(
 ) -> None:
     first = job.write(orders, order_by="number", statements=FILL_ORDERS)
     never_run = orders.withColumn("value", F.expr("CAST(raise_error('this is run') AS string)"))
-    again = job.write(never_run, order_by="number", statements=["this is never run"])
+    again = replace(job).write(never_run, order_by="number", statements=["this is never run"])
     assert again == replace(first, earlier=True)
     assert counts(connection) == (RECORDS, RECORDS, 1)
+
+
+def test_a_second_write_of_a_job_is_an_error_and_not_an_earlier_commit(job: OutboxJob, orders: DataFrame) -> None:
+    job.write(orders, order_by="number")
+    with pytest.raises(JobError, match="has written already"):
+        job.write(orders, order_by="number")
 
 
 def test_another_version_repeats_the_job(
@@ -188,7 +194,9 @@ def test_two_at_once_commit_once(
 ) -> None:
     with ThreadPoolExecutor(2) as threads, psycopg.connect(database) as obstacle:
         obstacle.execute("LOCK TABLE orders")
-        running = [threads.submit(job.write, orders, order_by="number", statements=FILL_ORDERS) for _ in range(2)]
+        running = [
+            threads.submit(replace(job).write, orders, order_by="number", statements=FILL_ORDERS) for _ in range(2)
+        ]
         wait_for_waiting_drivers(connection, 2)  # one at the table, the other until the first has committed
         obstacle.rollback()
         commits = [future.result() for future in running]
@@ -208,7 +216,9 @@ def test_of_two_at_once_the_second_commits_when_the_first_dies(
     )
     with ThreadPoolExecutor(2) as threads, psycopg.connect(database) as obstacle:
         obstacle.execute("LOCK TABLE orders")
-        running = [threads.submit(job.write, orders, order_by="number", statements=FILL_ORDERS) for _ in range(2)]
+        running = [
+            threads.submit(replace(job).write, orders, order_by="number", statements=FILL_ORDERS) for _ in range(2)
+        ]
         wait_for_waiting_drivers(connection, 2)
         assert rows(connection, at_the_table) == [(True,)]
         wait_for_waiting_drivers(connection, 1)

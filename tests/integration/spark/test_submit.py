@@ -140,7 +140,7 @@ def test_a_submitted_job_commits_once_and_shows_no_password(
     assert "Spark-Submit cmd" in log
     assert PASSWORD not in log
 
-    assert report["mode"].endswith("600")
+    assert report["mode"] == "0o10600"  # a pipe
     assert report["folder_mode"].endswith("700")
     assert not Path(report["file"]).parent.exists()
 
