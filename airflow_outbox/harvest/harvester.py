@@ -119,6 +119,9 @@ class Harvester:
                 self._election.released(SHARD)
                 return
             except OutboxError as error:
+                if asyncio.current_task() is not self._leading:  # asked to stand by: another view would be a duel
+                    self._events("error", error=str(error), retry_in=None)
+                    return
                 if self.published > published_before:
                     delay = _SHORTEST_DELAY
                 self._events("error", error=str(error), retry_in=delay)

@@ -57,6 +57,7 @@ class RowMarksTerm:
         self._failure: OutboxError | None = None
         self._purged = 0
         self._stopping = asyncio.Event()
+        self._finished = asyncio.Event()
         self._settled = asyncio.Event()
         self._room_made = asyncio.Event()
 
@@ -73,19 +74,26 @@ class RowMarksTerm:
 
     async def run(self) -> None:
         """Harvest until stopped. Raises FencedError, PublishError, PostgresError."""
-        purging = asyncio.create_task(self._purge())
-        activities = (self._mark(), self._settle(), self._account(), self._watch())
-        running = {purging, *(asyncio.create_task(activity) for activity in activities)}
-        try:
-            while not purging.done():
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        harvesting = [asyncio.create_task(activity) for activity in (self._mark(), self._purge())]
+        accompanying = [asyncio.create_task(activity) for activity in (self._account(), self._watch())]
+        running = {asyncio.create_task(self._settle()), *harvesting, *accompanying}
+
+        async def ended(tasks: list[asyncio.Task[None]]) -> None:
+            while any(task in running for task in tasks):
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running.difference_update(done)
                 for task in done:
                     task.result()
+
+        try:
+            # A statement that is under way is waited for: one that is given up takes its connection along.
+            await ended(harvesting)
+            self._finished.set()
+            await ended(accompanying)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        await self._tell()
         if self._failure is not None:
             await self._table.reset(self.view, [record.id for record in self._undelivered])
             raise self._failure
@@ -106,7 +114,7 @@ class RowMarksTerm:
             if marked:
                 idle = 1
             else:
-                await self._pause(idle * self._limits.poll_interval)
+                await self._pause(idle * self._limits.poll_interval, self._stopping)
                 idle = min(2 * idle, _SLOWEST_POLL)
 
     async def _settle(self) -> None:
@@ -147,11 +155,15 @@ class RowMarksTerm:
 
     async def _account(self) -> None:
         while True:
-            await asyncio.sleep(_ACCOUNTING_INTERVAL)
-            self.request = await self._tell()
-            if self.request.handover:
+            await self._pause(_ACCOUNTING_INTERVAL, self._finished)
+            finished = self._finished.is_set()
+            request = await self._tell()
+            if finished:
+                return
+            self.request = request
+            if request.handover:
                 self.stop()
-            if not self.request.paused:
+            if not request.paused:
                 self._room_made.set()
 
     async def _tell(self) -> Request:
@@ -160,10 +172,11 @@ class RowMarksTerm:
         return await self._table.heartbeat(self.view, published=purged, in_flight=self.in_flight, rate=rate)
 
     async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_WATCHING_INTERVAL)
+        while not self._finished.is_set():
+            await self._pause(_WATCHING_INTERVAL, self._finished)
             await self._table.require_fence(self.view)
 
-    async def _pause(self, seconds: float) -> None:
+    @staticmethod
+    async def _pause(seconds: float, ending: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            await asyncio.wait_for(ending.wait(), seconds)

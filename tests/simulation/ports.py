@@ -141,7 +141,11 @@ class SimulatedTable:
     async def _call(self, effect: Callable[[], Result]) -> Result:
         if not self._connected:
             raise PostgresUnreachableError("the connection to Postgres was lost earlier in this term")
-        return await asyncio.shield(asyncio.create_task(self._travel(effect)))  # a statement outlives its client
+        try:
+            return await asyncio.shield(asyncio.create_task(self._travel(effect)))  # a statement outlives its client
+        except asyncio.CancelledError:  # what became of it, nobody knows
+            self._connected = False
+            raise
 
     async def _travel(self, effect: Callable[[], Result]) -> Result:
         world = self._world
