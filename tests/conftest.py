@@ -45,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=200, help="how many simulated histories to run (default: %(default)s)"
     )
+    parser.addoption(
+        "--faults",
+        choices=("short", "long"),
+        default="short",
+        help="how large the loads are and how long the faults last (default: %(default)s)",
+    )
 
 
 def pytest_unconfigure() -> None:

@@ -1,0 +1,39 @@
+"""Servers that these tests may stop, shared by them; each test has a scene of its own on them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.scene import Scene, Servers
+from harvesting import make_outbox
+
+RECORDS = {"short": 6_000, "long": 20_000}
+
+
+@pytest.fixture(scope="session")
+def servers(server_folder: Path, kafka_classpath: str) -> Iterator[Servers]:
+    servers = Servers(server_folder, kafka_classpath)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether the faults are to last as long as they may, and the load to be as large."""
+    return bool(request.config.getoption("--faults") == "long")
+
+
+@pytest.fixture
+def scene(servers: Servers, topic_prefix: str, is_long: bool) -> Iterator[Scene]:
+    """An outbox on the servers. A test that asks for 20,000 records in any case says so itself."""
+    name = f"fault_{uuid.uuid4().hex[:12]}"
+    database = servers.postgres.create_database(name)
+    outbox = make_outbox(database, bootstrap=servers.kafka.bootstrap, topic=topic_prefix + "data")
+    scene = Scene(servers, outbox, RECORDS["long" if is_long else "short"])
+    yield scene
+    servers.restore()
+    scene.close()
+    servers.postgres.drop_database(name)

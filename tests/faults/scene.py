@@ -1,0 +1,258 @@
+"""What fault tests play on: servers that may be stopped, proxies before them, members, a load, and the judge at the
+end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from faults.checker import Verdict, judge
+from faults.load import Load, Witness
+from faults.proxy import Proxy
+from harvesting import CHILD, Outbox, Process, wait_until
+from psycopg.conninfo import make_conninfo
+
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.loopback import LOOPBACK, free_port
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+
+MARK, PURGE = b"airflow-outbox mark", b"airflow-outbox purge"
+"""What the connections of a leader begin with, among other bytes."""
+
+
+class Servers:
+    """A Postgres and a Kafka of the fault tests' own, each also behind proxies: Postgres behind one, Kafka behind one
+    for producers of records and one for everything else.
+    """
+
+    def __init__(self, folder: Path, classpath: str) -> None:
+        self.postgres = EmbeddedPostgres(folder / "faulty-postgres", fsync=False).start()
+        direct, election, produce, controller = (free_port() for _ in range(4))
+        self.to_postgres, self.to_kafka, self.to_produce = Proxy(self.postgres.port), Proxy(election), Proxy(produce)
+        listeners = {"PLAINTEXT": (direct, direct), "ELECTION": (election, self.to_kafka.port)}
+        listeners["PRODUCE"] = (produce, self.to_produce.port)
+        self.kafka = EmbeddedKafka(
+            folder / "faulty-kafka",
+            classpath=classpath,
+            port=direct,
+            properties={
+                "listeners": ",".join(
+                    [f"{name}://{LOOPBACK}:{port}" for name, (port, _) in listeners.items()]
+                    + [f"CONTROLLER://{LOOPBACK}:{controller}"]
+                ),
+                "advertised.listeners": ",".join(
+                    f"{name}://{LOOPBACK}:{port}" for name, (_, port) in listeners.items()
+                ),
+                "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in [*listeners, "CONTROLLER"]),
+                "inter.broker.listener.name": "PLAINTEXT",
+                "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+            },
+        ).start()
+
+    def restore(self) -> None:
+        """Up and in order, as the next test expects them."""
+        for proxy in self.proxies:
+            proxy.heal()
+        self.kafka.start()
+        self.postgres.start()
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        self.kafka.kill()
+        self.postgres.stop("immediate")
+
+    @property
+    def proxies(self) -> tuple[Proxy, ...]:
+        return self.to_postgres, self.to_kafka, self.to_produce
+
+
+@dataclass(slots=True)
+class Scene:
+    """One test's outbox, members and load."""
+
+    servers: Servers
+    outbox: Outbox
+    records: int
+    members: list[Process] = field(default_factory=list)
+    _struck: list[int] = field(default_factory=list)  # what was in flight whenever a proxy struck
+    _witness: Witness | None = None
+    _load: Load | None = None
+
+    def __post_init__(self) -> None:
+        for proxy in self.servers.proxies:
+            proxy.on_hit = lambda: self._struck.append(self.marked())
+
+    def member(self, *, proxied: bool = False, limits: dict[str, Any] | None = None) -> Process:
+        """Start a harvester that reaches the servers directly, or through the proxies."""
+        config = {**self.outbox.settings, "limits": limits or {}}
+        if proxied:
+            servers = self.servers
+            config |= {
+                "data_source": make_conninfo(
+                    self.outbox.database, port=servers.to_postgres.port, sslmode="disable", gssencmode="disable"
+                ),
+                "kafka": {"bootstrap.servers": f"{LOOPBACK}:{servers.to_kafka.port}"},
+                "kafka_producer": {"bootstrap.servers": f"{LOOPBACK}:{servers.to_produce.port}"},
+            }
+        member = Process(CHILD, first_line={"config": config, "until": "forever"})
+        self.members.append(member)
+        return member
+
+    def leader(self, *, proxied: bool = False, limits: dict[str, Any] | None = None) -> Process:
+        """Start a harvester, and wait until it leads."""
+        member = self.member(proxied=proxied, limits=limits)
+        member.wait_for("view")
+        return member
+
+    def standby(self) -> Process:
+        """Start a harvester, and wait until it has joined the group."""
+        member = self.member()
+        member.wait_for("progress", standing="standby")
+        self.wait_until(lambda: self.group_members() == len(self.members), within=20)
+        return member
+
+    def group_members(self) -> int:
+        """How many the coordinator counts, once it has a leader's assignment for them all."""
+        client = AdminClient({"bootstrap.servers": self.servers.kafka.bootstrap, "log_level": 0})
+        group = f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_leader')[0][0]}"
+        described = client.describe_consumer_groups([group])[group].result(10)
+        return len(described.members) if described.state.name == "STABLE" else 0
+
+    @property
+    def witness(self) -> Witness:
+        if self._witness is None:
+            self._witness = Witness(self.servers.kafka.bootstrap, self.outbox.topic)
+        return self._witness
+
+    @property
+    def load(self) -> Load:
+        assert self._load is not None, "there is no load yet"
+        return self._load
+
+    def midway(self) -> None:
+        """Begin the load, and wait until the harvest is in the middle of it."""
+        if self._load is None:
+            self._load = Load(self.outbox.database, topic=self.outbox.topic, records=self.records, witness=self.witness)
+        seen = len(self.witness)
+        self.wait_until(lambda: len(self.witness) > seen + self.records // 8 and self.marked() > 0, within=30)
+
+    def marked(self) -> int:
+        """Records that are in flight: marked by a leader and not yet purged."""
+        return int(self.outbox.query("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL")[0][0])
+
+    def view(self) -> str:
+        return str(self.outbox.query("SELECT view FROM outbox_leader")[0][0])
+
+    def was_in_flight(self) -> None:
+        """To be called when a fault has hit: that it did so while records were in flight."""
+        assert self.marked() > 0, "the fault hit when nothing was in flight"
+
+    def hits(self, hit: threading.Event) -> None:
+        """Wait until a rule of a proxy has struck, which has to be while records are in flight."""
+        self.wait_until(hit.is_set, within=10)
+        assert self._struck, "the proxy does not say what it struck"
+        assert self._struck.pop() > 0, "the fault hit when nothing was in flight"
+
+    def next_event(self, member: Process, *events: str, since: int, within: float, **fields: Any) -> dict[str, Any]:
+        """The first of such events that a member has announced since it had announced `since` events."""
+        found: list[dict[str, Any]] = []
+
+        def happened() -> bool:
+            found[:] = [
+                event for event in member.events[since:] if event["event"] in events and fields.items() <= event.items()
+            ]
+            return bool(found)
+
+        self.wait_until(happened, within=within)
+        return found[0]
+
+    def wait_until(self, condition: Callable[[], bool], *, within: float) -> None:
+        try:
+            wait_until(condition, within=within)
+        except AssertionError:
+            raise AssertionError(f"not within {within:g} s.\n{self.story()}") from None
+
+    def story(self) -> str:
+        """What the members said, for who reads a failure."""
+        lines = []
+        for place, member in enumerate(self.members):
+            for event in member.events:
+                lines.append(f"{event['time']} member {place}: {event}")
+        return "\n".join(sorted(lines)[-60:])
+
+    def ends_well(self, *, within: float = 60) -> Verdict:
+        """Let the load end and everything be harvested, end the members, and judge."""
+        self.load.finish(within)
+        self.wait_until(lambda: self.outbox.left() == 0, within=within)
+        running = [member for member in self.members if member.popen.poll() is None]
+        for member in running:
+            member.popen.terminate()
+        for member in running:
+            member.ends(within=10)
+            assert member.popen.returncode == 0, self.story()
+        for member in self.members:
+            assert not processes_of(member), "a member has left processes behind"
+        for proxy in self.servers.proxies:
+            proxy.heal()
+        self.wait_until(lambda: self.backends() == 0, within=10)
+        self.wait_until(self.witness.has_read_all, within=20)
+        verdict = judge(self.load.stashed, self.witness.sightings)
+        assert not verdict.complaints, f"{verdict}\n{self.story()}"
+        return verdict
+
+    def backends(self) -> int:
+        """Sessions that harvesters have left in Postgres."""
+        return int(
+            self.outbox.query(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE application_name LIKE 'airflow-outbox%' AND datname = current_database()"
+            )[0][0]
+        )
+
+    def close(self) -> None:
+        for member in self.members:
+            if member.popen.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.popen.pid, signal.SIGCONT)
+            member.end()
+        if self._load is not None:
+            self._load.close()
+        if self._witness is not None:
+            self._witness.close()
+
+
+def moment_of(event: dict[str, Any]) -> float:
+    """When a member wrote an event, on the system's clock."""
+    return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def processes_of(member: Process) -> list[int]:
+    """Processes of a member's session that are still there."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry.name)) == member.popen.pid:
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_for_the_broker(kafka: EmbeddedKafka) -> float:
+    """When a broker that is starting answers a metadata request, on the system's clock."""
+    while True:
+        client = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 20})
+        with contextlib.suppress(KafkaException):
+            if client.list_topics(timeout=0.3).brokers:
+                return time.time()

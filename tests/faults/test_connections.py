@@ -1,0 +1,97 @@
+"""A leader's connections are cut, delayed, half-opened, and what is on its way is held back until another leads: where
+it marks, where it publishes, and where it purges, in the middle of a load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from faults.proxy import BOTH, Kind, Proxy, Way
+from faults.scene import MARK, PURGE, Scene, Servers
+
+# So that a server that is silent is given up in seconds.
+LIMITS = {"statement_timeout": 3, "delivery_timeout": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a fault strikes: which proxy, which of its connections, and which bytes are the request that counts."""
+
+    name: str
+    proxy: Callable[[Servers], Proxy]
+    opening: bytes
+    kind: Kind
+    latency: float
+
+
+PLACES = [
+    # psycopg prepares the statement that it repeats: the first that a connection prepares is called so.
+    Place("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_0\0" in data, 0.5),
+    Place("produce", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\0", 0.1),
+    Place(
+        "purge",
+        lambda servers: servers.to_postgres,
+        PURGE,
+        lambda data: b"DELETE FROM" in data or b"_pg3_0\0" in data,
+        0.5,
+    ),
+]
+
+
+@pytest.fixture(params=PLACES, ids=lambda place: place.name)
+def place(request: pytest.FixtureRequest) -> Place:
+    found = request.param
+    assert isinstance(found, Place)
+    return found
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the request", "before the reply"])
+def test_cut(scene: Scene, place: Place, before: bool) -> None:
+    leader = scene.leader(proxied=True, limits=LIMITS)
+    scene.midway()
+    since = len(leader.events)
+    scene.hits(place.proxy(scene.servers).cut_at(place.opening, kind=place.kind, before=before))
+    if place.name != "produce":  # the idempotent producer rides that out by itself
+        scene.next_event(leader, "view", since=since, within=10)
+    scene.midway()
+    scene.ends_well()
+
+
+def test_delayed(scene: Scene, place: Place) -> None:
+    scene.leader(proxied=True, limits=LIMITS)
+    scene.midway()
+    proxy = place.proxy(scene.servers)
+    scene.hits(proxy.delay(place.latency, place.opening, kind=place.kind))
+    scene.midway()
+    proxy.heal()
+    scene.ends_well()
+
+
+@pytest.mark.parametrize("ways", [BOTH, (Way.REPLIES,)], ids=["both ways", "replies"])
+def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
+    leader = scene.leader(proxied=True, limits=LIMITS)
+    scene.midway()
+    since = len(leader.events)
+    proxy = place.proxy(scene.servers)
+    scene.hits(proxy.swallow(place.opening, kind=place.kind, ways=ways))
+    error = scene.next_event(leader, "error", since=since, within=15)
+    assert ("was not published" if place.name == "produce" else "has not answered") in error["error"]
+    proxy.heal()
+    scene.next_event(leader, "view", since=since, within=15)
+    scene.ends_well()
+
+
+def test_what_a_killed_leader_has_sent_arrives_when_another_leads(scene: Scene, place: Place) -> None:
+    leader = scene.leader(proxied=True, limits=LIMITS)
+    standby = scene.standby()
+    scene.midway()
+    proxy = place.proxy(scene.servers)
+    scene.hits(proxy.hold(place.opening, kind=place.kind))
+    leader.popen.kill()
+    standby.wait_for("view", within=12)
+    scene.midway()
+    proxy.heal()
+    scene.midway()
+    scene.ends_well()
