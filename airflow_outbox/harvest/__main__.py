@@ -8,6 +8,7 @@ could not go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,31 +19,34 @@ from typing import NoReturn
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.events import NdjsonEvents
+from airflow_outbox.harvest.events import PipedEvents
 from airflow_outbox.harvest.process import Until, harvest
 
 # A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is
 # over in any case.
 _GRACE = 0.5
 _HARD_END = 0.9
+_PATIENCE = 5.0  # with a supervisor that does not read how it ended
 
 
 def main() -> NoReturn:
     """Run until stdin ends or SIGTERM arrives."""
-    events = NdjsonEvents(sys.stdout)
+    events = PipedEvents(sys.stdout.fileno())
     try:
         status = asyncio.run(_run(events))
     except OutboxError as error:
         events("error", error=str(error), retry_in=None)
         status = 1
     except Exception as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # nobody reads it
+            traceback.print_exc()
         events("error", error=f"a bug in airflow-outbox: {error!r}; the traceback is on stderr", retry_in=None)
         status = 1
+    events.close(_PATIENCE)
     _end(status)
 
 
-async def _run(events: NdjsonEvents) -> int:
+async def _run(events: PipedEvents) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
