@@ -1,13 +1,16 @@
 """The Dag `outbox_harvest`: once it is unpaused, all that is committed to the outbox is published to Kafka.
 
-Pausing it starts no new run; to end the one that harvests, mark its task.
+When the run ends, however it does, Airflow starts the next one; for that a continuous Dag must have a start date. To
+end the harvest, pause the Dag and then mark the task: pausing alone ends no run.
 """
+
+from datetime import datetime
 
 from airflow.sdk import DAG
 
 from airflow_outbox.sensors.harvest import OutboxHarvestSensor
 
-with DAG("outbox_harvest", schedule="@continuous", max_active_runs=1, catchup=False, doc_md=__doc__):
+with DAG("outbox_harvest", schedule="@continuous", start_date=datetime(2025, 1, 1), max_active_runs=1, doc_md=__doc__):
     OutboxHarvestSensor(
         task_id="harvest", postgres_conn_id="flights_db", kafka_conn_id="kafka_default", until="forever"
     )

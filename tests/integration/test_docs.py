@@ -36,7 +36,7 @@ def is_told(expected: list[str], output: list[str]) -> bool:
     return all(line in rest for line in expected)
 
 
-@pytest.mark.parametrize("page", ["first-steps.md", "how-to/without-airflow.md"])
+@pytest.mark.parametrize("page", ["first-steps.md", "how-to/without-airflow.md", "how-to/operate.md"])
 def test_a_page_can_be_followed_to_the_letter(page: str, database: str, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     output, ran, compared = "", 0, 0
