@@ -90,6 +90,7 @@ class NeliElection:
         }
         self._lock = threading.Lock()  # candidates are asked by the polling thread and told by the event loop
         self._resigned: str | None = None
+        self._expelled = False
         self._closing = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
@@ -151,10 +152,11 @@ class NeliElection:
         return Consumer({**settings, "error_cb": self._complain, "on_commit": self._answered}, logger=logger)
 
     def _be_a_member(self) -> None:
+        self._expelled = False
         self._consumer.subscribe(
-            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
-        while self._resigned is None and not self._closing.is_set():
+        while not self._expelled and self._resigned is None and not self._closing.is_set():
             self._poll_once()
         self._consumer.close()
         if not self._closing.is_set():
@@ -230,6 +232,11 @@ class NeliElection:
             for released in seat.released.values():
                 released.wait(max(0.0, deadline - time.monotonic()))
         consumer.unassign()
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """The group has gone on without this member: it comes back as a new one, which takes nothing from a leader."""
+        self._expelled = True
+        self._revoked(consumer, partitions)
 
     def _seats_of(self, partitions: list[TopicPartition]) -> list[_Seat]:
         return [self._seats[partition.partition] for partition in partitions if partition.partition in self._seats]

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
+from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
@@ -15,6 +16,8 @@ from harvesting import PARTITIONS, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 
+# For clients whose own delays must not be taken for the engine's.
+IMPATIENT: dict[str, Any] = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50, "log_level": 0}
 HOT_KEYS = 10
 _COLD_KEYS = 1000
 _BATCH = 250
@@ -33,12 +36,9 @@ class Witness:
                 "bootstrap.servers": bootstrap,
                 "group.id": "witness",
                 "enable.auto.commit": False,
-                # Its own delays must not be taken for the engine's.
-                "reconnect.backoff.ms": 10,
-                "reconnect.backoff.max.ms": 50,
+                **IMPATIENT,
                 "fetch.wait.max.ms": 10,
                 "fetch.error.backoff.ms": 10,
-                "log_level": 0,
             }
         )
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

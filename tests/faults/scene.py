@@ -18,7 +18,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from faults.checker import Verdict, judge
-from faults.load import Load, Witness
+from faults.load import IMPATIENT, Load, Witness
 from faults.proxy import Proxy
 from harvesting import CHILD, Outbox, Process, wait_until
 from psycopg.conninfo import make_conninfo
@@ -152,8 +152,14 @@ class Scene:
         """Records that are in flight: marked by a leader and not yet purged."""
         return int(self.outbox.query("SELECT count(*) FROM outbox WHERE leader_id IS NOT NULL")[0][0])
 
-    def view(self) -> str:
-        return str(self.outbox.query("SELECT view FROM outbox_leader")[0][0])
+    def views(self) -> int:
+        """How often the fence row has been given another view."""
+        return sum(event["event"] == "view" for member in self.members for event in member.events)
+
+    def standing(self, member: Process) -> str:
+        """What a member says that it is, from its next report on."""
+        since = len(member.events)
+        return str(self.next_event(member, "progress", since=since, within=5)["standing"])
 
     def was_in_flight(self) -> None:
         """To be called when a fault has hit: that it did so while records were in flight."""
@@ -252,7 +258,7 @@ def processes_of(member: Process) -> list[int]:
 def wait_for_the_broker(kafka: EmbeddedKafka) -> float:
     """When a broker that is starting answers a metadata request, on the system's clock."""
     while True:
-        client = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 20})
+        client = AdminClient({"bootstrap.servers": kafka.bootstrap, **IMPATIENT})
         with contextlib.suppress(KafkaException):
             if client.list_topics(timeout=0.3).brokers:
                 return time.time()
