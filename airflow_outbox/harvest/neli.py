@@ -153,9 +153,7 @@ class NeliElection:
 
     def _be_a_member(self) -> None:
         self._expelled = False
-        self._consumer.subscribe(
-            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
+        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         while not self._expelled and self._resigned is None and not self._closing.is_set():
             self._poll_once()
         self._consumer.close()
