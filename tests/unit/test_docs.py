@@ -204,7 +204,7 @@ def test_every_command_and_option_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "commands.md").read_text("utf-8")
     options = set()
     for name, command in main.commands.items():
-        assert f"\n## {name}\n" in text
+        assert f"\n## {name}\n" in text, name
         options |= {option for parameter in command.params for option in parameter.opts}
         for parameter in command.params:
             if isinstance(parameter.default, str | int | float) and not getattr(parameter, "is_flag", False):
@@ -219,6 +219,10 @@ def test_every_room_is_in_the_house() -> None:
     text = (DOCS / "development.md").read_text("utf-8")
     for path in PACKAGE.iterdir():
         if path.suffix == ".py" and path.name != "__init__.py":
-            assert f"`airflow_outbox/{path.name}`" in text
+            assert f"`airflow_outbox/{path.name}`" in text, path.name
+
         elif (path / "__init__.py").exists():
-            assert f"`airflow_outbox/{path.name}/`" in text
+            assert f"`airflow_outbox/{path.name}/`" in text, path.name
+    for path in (ROOT / "tests").iterdir():
+        if any(path.rglob("test_*.py")):
+            assert f"`tests/{path.name}/`" in text, path.name
