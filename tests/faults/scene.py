@@ -123,10 +123,10 @@ class Scene:
         self.wait_until(lambda: self.group_members() == len(self.members), within=20)
         return member
 
-    def group_members(self) -> int:
-        """How many the coordinator counts, once it has a leader's assignment for them all."""
+    def group_members(self, group: str | None = None) -> int:
+        """How many the coordinator counts in the election's group, once it has an assignment for them all."""
         client = AdminClient({"bootstrap.servers": self.servers.kafka.bootstrap, "log_level": 0})
-        group = f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_leader')[0][0]}"
+        group = group or f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_leader')[0][0]}"
         described = client.describe_consumer_groups([group])[group].result(10)
         return len(described.members) if described.state.name == "STABLE" else 0
 
@@ -155,6 +155,13 @@ class Scene:
     def views(self) -> int:
         """How often the fence row has been given another view."""
         return sum(event["event"] == "view" for member in self.members for event in member.events)
+
+    def published_by(self, member: Process) -> int:
+        """Records that a member has published and purged, as it says in its next report, or said in its last."""
+        since = len(member.events)
+        if member.popen.poll() is None:
+            self.next_event(member, "progress", since=since, within=5)
+        return int(next(event["published"] for event in reversed(member.events) if "published" in event))
 
     def standing(self, member: Process) -> str:
         """What a member says that it is, from its next report on."""

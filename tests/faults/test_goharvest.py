@@ -1,0 +1,82 @@
+"""A rolling migration from goharvest: its members and ours in one group, on one table, under load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from confluent_kafka.admin import AdminClient, NewTopic
+from faults.fake_goharvest import FakeGoharvest
+from faults.scene import Scene
+from harvesting import COMMAND, Process
+
+TAKE_OVER = 20.0
+
+
+def goharvest_file(scene: Scene, *, leader_topic: str, group_id: str) -> str:
+    """A reaper.yaml as goharvest reads it, too."""
+    harvest = {
+        "baseKafkaConfig": {"bootstrap.servers": scene.servers.kafka.bootstrap},
+        "producerKafkaConfig": {"compression.type": "lz4"},
+        "leaderTopic": leader_topic,
+        "leaderGroupID": group_id,
+        "dataSource": scene.outbox.database,
+        "outboxTable": "outbox",
+        "limits": {"heartbeatTimeout": "2s", "markBackoff": "10ms", "maxInFlightRecords": 1000},
+    }
+    return yaml.safe_dump({"harvest": harvest, "logging": {"level": "Warn"}})
+
+
+def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topic_prefix: str, tmp_path: Path) -> None:
+    leader_topic, group_id = topic_prefix + "goharvest-leader", topic_prefix + "goharvest"
+    admin = AdminClient({"bootstrap.servers": scene.servers.kafka.bootstrap})
+    admin.create_topics([NewTopic(leader_topic, 1, 1)])[leader_topic].result()
+    file = tmp_path / "reaper.yaml"
+    file.write_text(goharvest_file(scene, leader_topic=leader_topic, group_id=group_id))
+
+    def goharvest() -> FakeGoharvest:
+        return FakeGoharvest(
+            data_source=scene.outbox.database,
+            bootstrap=scene.servers.kafka.bootstrap,
+            leader_topic=leader_topic,
+            group_id=group_id,
+        )
+
+    def ours() -> Process:
+        member = Process([*COMMAND, "harvest", "-f", str(file)])
+        scene.members.append(member)
+        return member
+
+    theirs = goharvest()
+    scene.wait_until(lambda: theirs.leader_id is not None, within=TAKE_OVER)
+    scene.midway()
+    assert theirs.published > 0
+
+    first = ours()
+    first.wait_for("started")
+    scene.wait_until(lambda: scene.group_members(group_id) == 2, within=TAKE_OVER)
+    scene.was_in_flight()
+    theirs.stop()
+    first.wait_for("view", within=TAKE_OVER)
+    scene.midway()
+    assert scene.published_by(first) > 0
+
+    theirs = goharvest()
+    scene.wait_until(lambda: scene.group_members(group_id) == 2, within=TAKE_OVER)
+    scene.was_in_flight()
+    first.popen.terminate()
+    first.ends(within=10)
+    assert first.popen.returncode == 0
+    scene.wait_until(lambda: theirs.leader_id is not None, within=TAKE_OVER)
+    scene.midway()
+    assert theirs.published > 0
+
+    last = ours()
+    last.wait_for("started")
+    scene.wait_until(lambda: scene.group_members(group_id) == 2, within=TAKE_OVER)
+    scene.was_in_flight()
+    theirs.stop()
+    last.wait_for("view", within=TAKE_OVER)
+    scene.midway()
+    scene.ends_well()
+    assert scene.published_by(last) > 0
