@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -10,19 +10,20 @@ from typing import Any, cast
 from uuid import UUID
 
 import psycopg
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError as BrokerError
 
+from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, admin_client, existing_topics
+from airflow_outbox.harvest.topics import KafkaNames, unusable
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import GOHARVEST_COLUMNS
 from airflow_outbox.sql import statements
 from airflow_outbox.table import Column, OutboxTable, connect, read_columns, render
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
-_TIMEOUT = 10.0
 _TOPICS_LOOKED_AT = 1000
 _FITTING_TYPES = {
     "kafka_key": ("character varying", "text", "bytea"),
@@ -65,6 +66,17 @@ def examine(config: HarvestConfig) -> list[Finding]:
     except KafkaError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     return findings
+
+
+def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
+    """What Kafka must allow the harvester: for these data topics, and for those that records wait for now.
+
+    Asks Postgres, and not Kafka. Raises PostgresError.
+    """
+    with closing(connect(config.data_source, purpose="check")) as connection:
+        identity = OutboxTable(connection, config.name).identity()
+        wanted = {*topics, *_pending_topics(connection, config.name)} or {DATA_TOPIC}
+    return needed_acls(KafkaNames.of(config, identity.outbox_id), wanted)
 
 
 def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
@@ -118,50 +130,55 @@ def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iter
 
 
 def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[str]) -> Iterator[Finding]:
-    client = admin_client(config)
-    topics = existing_topics(config, client)
-    watched = sorted(pending & set(topics))
-    if outbox_id is not None:
-        leader_topic = KafkaNames.of(config, outbox_id).leader_topic
-        if leader_topic not in topics:
-            yield Finding(Severity.MISSING, f"there is no topic {leader_topic}. Run `airflow-outbox init`")
-        else:
-            watched.append(leader_topic)
-    for topic in sorted(pending - set(topics)):
-        yield Finding(Severity.MISSING, f"records wait for topic {topic}, which is not there. Create it")
-    for topic in watched:
-        replicas = min((len(partition.replicas) for partition in topics[topic].partitions.values()), default=0)
-        if replicas < 2:
-            yield Finding(Severity.DANGEROUS, f"topic {topic} has one replica: what one broker loses is lost")
-    yield from _examine_topic_settings(client, watched)
-
-
-def _examine_topic_settings(client: AdminClient, topics: list[str]) -> Iterator[Finding]:
-    if not topics:
+    cluster = Cluster(config.kafka)
+    if outbox_id is None:
+        cluster.reach()
         return
-    futures = client.describe_configs(
-        [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=_TIMEOUT
-    )
-    for resource, future in futures.items():
-        try:
-            settings = {name: entry.value for name, entry in future.result().items()}
-        except KafkaException as error:
-            reason = error.args[0].str()
-            yield Finding(
-                Severity.DANGEROUS,
-                f"the settings of topic {resource.name} can't be read ({reason}): its safety is not known",
-            )
-            continue
-        if settings.get("min.insync.replicas") == "1":
-            yield Finding(
-                Severity.DANGEROUS,
-                f"topic {resource.name} has min.insync.replicas=1: acknowledged records can be lost with one broker",
-            )
-        if settings.get("unclean.leader.election.enable") == "true":
-            yield Finding(
-                Severity.DANGEROUS,
-                f"topic {resource.name} allows unclean leader election: acknowledged records can be lost",
-            )
+    names = KafkaNames.of(config, outbox_id)
+    topics = cluster.topics({names.leader_topic, *pending})
+    answers = {("topic", topic): answer for topic, answer in topics.items()}
+    answers["group", names.leader_group_id] = cluster.group(names.leader_group_id)
+    for acl in needed_acls(names, pending):
+        if acl.purpose == "harvest" and acl.missing(answers[acl.resource, acl.name]):
+            yield Finding(Severity.MISSING, not_allowed(acl.operation, acl.resource, acl.name))
+    for topic, answer in sorted(topics.items()):
+        if isinstance(answer, BrokerError):
+            yield from _examine_missing_topic(config, topic, answer, awaited=topic in pending)
+        elif min((len(partition.replicas) for partition in answer.partitions), default=0) < 2:
+            yield Finding(Severity.DANGEROUS, f"topic {topic} has one replica: what one broker loses is lost")
+    there = sorted(topic for topic, answer in topics.items() if not isinstance(answer, BrokerError))
+    for topic, settings in cluster.topic_settings(there).items():
+        yield from _examine_topic_settings(topic, settings)
+
+
+def _examine_missing_topic(
+    config: HarvestConfig, topic: str, error: BrokerError, *, awaited: bool
+) -> Iterator[Finding]:
+    if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+        return  # the list of permissions has said it
+    if awaited and error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
+        yield Finding(Severity.MISSING, f"records wait for topic {topic}, which is not there. Create it")
+    else:
+        yield Finding(Severity.MISSING, unusable(topic, error, config))
+
+
+def _examine_topic_settings(topic: str, settings: Any) -> Iterator[Finding]:
+    if isinstance(settings, BrokerError):
+        reason = settings.str()
+        if settings.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+            reason = not_allowed("DESCRIBE_CONFIGS", "topic", topic)
+        yield Finding(Severity.DANGEROUS, f"the safety of topic {topic} is not known: {reason}")
+        return
+    values = {name: entry.value for name, entry in settings.items()}
+    if values.get("min.insync.replicas") == "1":
+        yield Finding(
+            Severity.DANGEROUS,
+            f"topic {topic} has min.insync.replicas=1: acknowledged records can be lost with one broker",
+        )
+    if values.get("unclean.leader.election.enable") == "true":
+        yield Finding(
+            Severity.DANGEROUS, f"topic {topic} allows unclean leader election: acknowledged records can be lost"
+        )
 
 
 def _pending_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:

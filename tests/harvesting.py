@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -60,9 +62,9 @@ class Outbox:
             consumer.assign(partitions)
             found: list[tuple[str, int]] = []
             while len(found) < sum(ends):
-                found += [
-                    (message.key().decode(), int(message.value())) for message in consumer.consume(1000, timeout=10)
-                ]
+                # It waits for as many as it is asked for.
+                messages = consumer.consume(min(1000, sum(ends) - len(found)), timeout=10)
+                found += [(message.key().decode(), int(message.value())) for message in messages]
             return found
         finally:
             consumer.close()
@@ -91,17 +93,37 @@ def make_outbox(database: str, *, bootstrap: str, topic: str) -> Outbox:
 class Process:
     """A harvester as a process of its own, and the events it writes."""
 
-    def __init__(self, command: list[str], *, first_line: dict[str, Any] | None = None) -> None:
-        self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        first_line: dict[str, Any] | None = None,
+        log: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """`log` is where its stderr goes; with the test's own unless given."""
+        self.log = log
+        with contextlib.ExitStack() as stack:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if log is None else stack.enter_context(log.open("w")),
+                text=True,
+                start_new_session=True,
+                env=None if environment is None else {**os.environ, **environment},
+            )
         self.events: list[dict[str, Any]] = []
         if first_line is not None:
-            assert self.popen.stdin is not None
-            self.popen.stdin.write(json.dumps(first_line) + "\n")
-            self.popen.stdin.flush()
+            self.tell(first_line)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def tell(self, line: dict[str, Any]) -> None:
+        """Write a line to its stdin."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(line) + "\n")
+        self.popen.stdin.flush()
 
     def _read(self) -> None:
         assert self.popen.stdout is not None

@@ -13,7 +13,8 @@ import click
 import psycopg
 
 from airflow_outbox import __version__
-from airflow_outbox.check import Severity, examine
+from airflow_outbox.acls import as_commands, as_table, principal
+from airflow_outbox.check import Severity, acls, examine
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
 from airflow_outbox.errors import OutboxError
@@ -71,16 +72,37 @@ def init(path: Path, key_type: str, value_type: str, header_type: str, transacti
 
 @main.command()
 @config_file
-def check(path: Path) -> None:
+@click.option(
+    "--acls",
+    "acl_format",
+    type=click.Choice(["table", "kafka-acls"]),
+    help="Instead, print what Kafka's ACLs must allow, as a table or as commands of that name.",
+)
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="With --acls: a data topic; may be repeated.")
+def check(path: Path, acl_format: str | None, topics: tuple[str, ...]) -> None:
     """Say what is missing or dangerous. Ends with status 1 when something is missing."""
     with clear_errors():
-        findings = examine(HarvestConfig.from_yaml(path))
+        config = HarvestConfig.from_yaml(path)
+        if acl_format is not None:
+            _print_acls(config, acl_format, topics)
+            return
+        findings = examine(config)
     for finding in findings:
         click.echo(f"{finding.severity.value}: {finding.text}")
     if not findings:
         click.echo("all is well")
     if any(finding.severity is Severity.MISSING for finding in findings):
         sys.exit(1)
+
+
+def _print_acls(config: HarvestConfig, acl_format: str, topics: tuple[str, ...]) -> None:
+    whom, needed = principal(config), acls(config, topics)
+    if acl_format == "table":
+        lines = as_table(needed, whom)
+    else:
+        lines = as_commands(needed, whom, str(config.kafka["bootstrap.servers"]))
+    for line in lines:
+        click.echo(line)
 
 
 @main.command()

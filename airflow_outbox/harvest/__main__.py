@@ -1,8 +1,8 @@
 """The child process: configuration in by stdin, events out as NDJSON on stdout, ends when stdin does.
 
 The first line of stdin is `{"config": {…}, "until": "forever"}`. Secrets so travel neither in arguments nor in the
-environment, and a supervisor that is killed takes its child along: the pipe closes. Exit status 0: ended as asked; 1:
-could not go on.
+environment, and a supervisor that is killed takes its child along: the pipe closes. With `"relays_tokens": true` in it,
+the lines that follow are tokens for Kafka. Exit status 0: ended as asked; 1: could not go on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import PipedEvents
 from airflow_outbox.harvest.process import Until, harvest
+from airflow_outbox.harvest.tokens import RelayedTokens
 
 # A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is
 # over in any case.
@@ -50,7 +51,8 @@ async def _run(events: PipedEvents) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
-    config, until = _parse(line)
+    tokens = RelayedTokens()
+    config, until = _parse(line, tokens)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -59,22 +61,24 @@ async def _run(events: PipedEvents) -> int:
             stop.set()
             threading.Timer(_HARD_END, _end, (0,)).start()
 
-    def wait_for_the_pipe_to_close() -> None:
-        while sys.stdin.buffer.read(4096):
-            pass
+    def read_tokens_until_the_pipe_closes() -> None:
+        for token in sys.stdin.buffer:
+            tokens.take(token)
         loop.call_soon_threadsafe(end)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    threading.Thread(target=wait_for_the_pipe_to_close, name="outbox-stdin", daemon=True).start()
+    threading.Thread(target=read_tokens_until_the_pipe_closes, name="outbox-stdin", daemon=True).start()
     await harvest(config, until=until, events=events, stop=stop, grace=_GRACE)
     return 0
 
 
-def _parse(line: bytes) -> tuple[HarvestConfig, Until]:
+def _parse(line: bytes, tokens: RelayedTokens) -> tuple[HarvestConfig, Until]:
     try:
         given = json.loads(line)
         settings, until = given["config"], given.get("until", "forever")
+        if given.get("relays_tokens"):
+            settings = {**settings, "kafka": {**settings["kafka"], "oauth_cb": tokens}}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigurationError(
             'stdin must begin with one line of JSON: {"config": {...}, "until": "forever"}'

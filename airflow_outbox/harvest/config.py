@@ -23,6 +23,7 @@ from airflow_outbox.harvest.settings import (
     names,
     unknown_setting,
 )
+from airflow_outbox.harvest.tokens import FetchedTokens
 from airflow_outbox.names import OutboxName
 
 
@@ -95,6 +96,17 @@ class HarvestConfig(Settings):
     def _reaches_kafka(cls, settings: KafkaSettings) -> KafkaSettings:
         if not settings.get("bootstrap.servers"):
             raise ValueError("bootstrap.servers is missing: give the brokers as host:port, separated by commas")
+        return settings
+
+    @field_validator("kafka")
+    @classmethod
+    def _knows_its_tokens(cls, settings: KafkaSettings) -> KafkaSettings:
+        source = settings.get("oauth_cb")
+        if isinstance(source, str):
+            try:
+                return {**settings, "oauth_cb": FetchedTokens.named(source)}
+            except ConfigurationError as error:
+                raise ValueError(f"oauth_cb: {error}") from error
         return settings
 
     @property

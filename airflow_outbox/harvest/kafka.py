@@ -8,12 +8,13 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
-from airflow_outbox.errors import KafkaError, OutboxError, PublishError
+from airflow_outbox.errors import OutboxError, PublishError
+from airflow_outbox.harvest.complaints import explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.settings import KafkaSettings
@@ -58,18 +59,26 @@ class KafkaLog:
     Delivery reports arrive in a polling thread and reach the event loop in bursts.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, settings: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+        """With tokens it waits for one: use `open`."""
+        self._loop = loop
+        self._complaint: str | None = None
+        self._settings = settings
         self._reports: deque[Delivery] = deque()
         self._arrived = asyncio.Event()
         self._wake_is_due = False
         self._closing = threading.Event()
         try:
-            self._producer = Producer(settings, logger=logger)
+            self._producer = Producer({**settings, "error_cb": self._complain}, logger=logger)
         except (KafkaException, ValueError, TypeError) as error:
-            raise KafkaError(f"Kafka settings: {error}. Correct kafka or kafka_producer") from error
+            raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
         self._poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
         self._poller.start()
+
+    @classmethod
+    async def open(cls, settings: dict[str, Any]) -> Self:
+        """A new producer of these settings. Raises KafkaError for settings that Kafka's client refuses."""
+        return await asyncio.to_thread(cls, settings, asyncio.get_running_loop())
 
     def send(self, record: MarkedRecord) -> None:
         try:
@@ -82,7 +91,7 @@ class KafkaLog:
                 partition=PARTITION_BY_KEY if record.partition is None else record.partition,
             )
         except (KafkaException, BufferError, OutboxError, ValueError, TypeError) as error:
-            self._report(Delivery(record, _undelivered(record, error)))
+            self._report(Delivery(record, self._undelivered(record, error)))
 
     async def deliveries(self) -> Sequence[Delivery]:
         await self._arrived.wait()
@@ -95,7 +104,25 @@ class KafkaLog:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _delivered(self, record: MarkedRecord, error: BrokerError | None, _: Message) -> None:
-        self._report(Delivery(record, None if error is None else _undelivered(record, error)))
+        self._report(Delivery(record, None if error is None else self._undelivered(record, error)))
+
+    def _undelivered(self, record: MarkedRecord, error: object) -> PublishError:
+        name = f"record {record.id} (topic {record.topic}, key {_shown(record.key)})"
+        return PublishError(f"{name} was not published: {self._why(record, error)}")
+
+    def _why(self, record: MarkedRecord, error: object) -> str:
+        if isinstance(error, KafkaException):
+            error = error.args[0]
+        if not isinstance(error, BrokerError):
+            return str(error)
+        if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+            return not_allowed("WRITE", "topic", record.topic)
+        if error.code() == BrokerError._MSG_TIMED_OUT and self._complaint is not None:
+            return self._complaint
+        return error.str() or error.name()
+
+    def _complain(self, error: BrokerError) -> None:
+        self._complaint = explained(error, self._settings)
 
     def _report(self, delivery: Delivery) -> None:
         self._reports.append(delivery)
@@ -119,13 +146,6 @@ def _headers(record: MarkedRecord) -> list[tuple[str, str | bytes | None]]:
     if None in names or None in values:
         raise PublishError("a header's name or value is null. Correct the row, or delete it")
     return list(zip(names, values, strict=True))  # type: ignore[arg-type]
-
-
-def _undelivered(record: MarkedRecord, error: object) -> PublishError:
-    reason = error.str() if isinstance(error, BrokerError) else str(error)
-    return PublishError(
-        f"record {record.id} (topic {record.topic}, key {_shown(record.key)}) was not published: {reason}"
-    )
 
 
 def _shown(key: str | bytes) -> str:

@@ -20,6 +20,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Produ
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import KafkaError
+from airflow_outbox.harvest.complaints import explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
@@ -75,9 +76,9 @@ class NeliElection:
     def __init__(
         self, config: HarvestConfig, *, topic: str, partitions: int, group_id: str, on_error: Callable[[str], None]
     ) -> None:
-        """`on_error` is called in the event loop with what Kafka complains of.
+        """`on_error` is called in the event loop of `changes` with what Kafka complains of.
 
-        Raises KafkaError for settings it refuses.
+        Raises KafkaError for settings it refuses. With tokens it waits for one: make it in a thread.
         """
         self._topic = topic
         self._partitions = partitions
@@ -92,7 +93,7 @@ class NeliElection:
         self._resigned: str | None = None
         self._expelled = False
         self._closing = threading.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
         heartbeats = {
             **CLIENT_SETTINGS,
@@ -102,18 +103,20 @@ class NeliElection:
             "message.timeout.ms": int(self._timeout * 1000),
             "queue.buffering.max.messages": 100 + 10 * partitions,
         }
-        self._settings = config, group_id
+        self._config = config
+        self._group_id = group_id
         try:
             self._producer = Producer(heartbeats, logger=logger)
             self._consumer = self._new_consumer()
         except (KafkaException, ValueError, TypeError) as error:
-            raise KafkaError(f"Kafka settings: {error}. Correct kafka or kafka_consumer") from error
+            raise self._refused(error) from error
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
 
     def standing(self, shard: int) -> Standing:
         return self._seat(shard).candidate.standing
 
     async def changes(self) -> AsyncIterator[tuple[int, Change]]:
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
         while (change := await self._changes.get()) is not None:
             yield change
@@ -148,7 +151,7 @@ class NeliElection:
                 self._closing.wait(_HEARTBEAT_INTERVAL)
 
     def _new_consumer(self) -> Consumer:
-        settings = consumer_settings(*self._settings)
+        settings = consumer_settings(self._config, self._group_id)
         return Consumer({**settings, "error_cb": self._complain, "on_commit": self._answered}, logger=logger)
 
     def _be_a_member(self) -> None:
@@ -157,8 +160,16 @@ class NeliElection:
         while not self._expelled and self._resigned is None and not self._closing.is_set():
             self._poll_once()
         self._consumer.close()
-        if not self._closing.is_set():
-            self._consumer = self._new_consumer()
+        while not self._closing.is_set():
+            try:
+                self._consumer = self._new_consumer()
+                return
+            except KafkaException as error:  # as when there is no token now
+                self._in_loop(self._on_error, str(self._refused(error)))
+                self._closing.wait(1)
+
+    def _refused(self, error: Exception) -> KafkaError:
+        return refused_settings(error, self._config.kafka, remedy="Correct kafka or kafka_consumer")
 
     def _poll_once(self) -> None:
         for partition, seat in self._seats.items():
@@ -179,9 +190,19 @@ class NeliElection:
 
     def _send_heartbeat(self, partition: int) -> None:
         try:
-            self._producer.produce(self._topic, partition=partition, key=self._member, value=repr(time.monotonic()))
+            self._producer.produce(
+                self._topic,
+                partition=partition,
+                key=self._member,
+                value=repr(time.monotonic()),
+                on_delivery=self._heartbeat_sent,
+            )
         except (BufferError, KafkaException) as error:
             logger.debug("heartbeat not sent: %s", error)  # the one that is not read back will tell
+
+    def _heartbeat_sent(self, error: BrokerError | None, _: Message) -> None:
+        if error is not None and error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+            self._in_loop(self._on_error, not_allowed("WRITE", "topic", self._topic))
 
     def _read(self, message: Message) -> None:
         error = message.error()
@@ -250,9 +271,13 @@ class NeliElection:
     def _complain(self, error: BrokerError) -> None:
         if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
             self._in_loop(self._on_error, f"there is no topic {self._topic}. Run `airflow-outbox init`")
+        elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+            self._in_loop(self._on_error, not_allowed("READ", "topic", self._topic))
+        elif error.code() == BrokerError.GROUP_AUTHORIZATION_FAILED:
+            self._in_loop(self._on_error, not_allowed("READ", "group", self._group_id))
         else:
-            self._in_loop(self._on_error, f"Kafka: {error.str()}")
+            self._in_loop(self._on_error, explained(error, self._config.kafka))
 
     def _in_loop(self, callback: Callable[[Any], None], argument: object) -> None:
-        if not self._loop.is_closed():
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, argument)

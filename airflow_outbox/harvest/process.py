@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, Self
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
@@ -20,11 +21,11 @@ from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Events, Log
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.settings import LogLevel
+from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.table import Identity, OutboxTable, connect
 
 _LOOK_INTERVAL = 0.5
-_REPEAT_INTERVAL = 10.0
 
 EndReason = Literal["drained", "time", "stopped"]
 
@@ -56,6 +57,8 @@ def log_to_stderr(level: LogLevel) -> None:
         logging.disable()
     else:
         logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        for handler in logging.root.handlers:
+            handler.addFilter(RepeatedWarnings())
 
 
 async def harvest(
@@ -67,6 +70,8 @@ async def harvest(
     Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
     """
     log_to_stderr(config.log_level)
+    complain = _complaints(events)
+    _watch_tokens(config, complain)
     identity = await asyncio.to_thread(_identify, config)
     names = KafkaNames.of(config, identity.outbox_id)
     partitions = await asyncio.to_thread(leader_partitions, config, names)
@@ -74,21 +79,23 @@ async def harvest(
     table = PostgresTable(config.data_source, config.name, config.limits)
 
     async def new_log() -> Log:
-        return KafkaLog(producer_settings(config))
+        return await KafkaLog.open(producer_settings(config))
 
     await (
         await new_log()
     ).close()  # settings that the client refuses are found now, not when this member comes to lead
+    election = await asyncio.to_thread(
+        NeliElection,
+        config,
+        topic=names.leader_topic,
+        partitions=partitions,
+        group_id=names.leader_group_id,
+        on_error=complain,
+    )
     harvester = Harvester(
         table=table,
         new_log=new_log,
-        election=NeliElection(
-            config,
-            topic=names.leader_topic,
-            partitions=partitions,
-            group_id=names.leader_group_id,
-            on_error=_now_and_then(lambda error: events("error", error=error, retry_in=None)),
-        ),
+        election=election,
         limits=config.limits,
         events=events,
     )
@@ -109,17 +116,26 @@ async def harvest(
     return reason
 
 
-def _now_and_then(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Report the same text again only after a while: a broker that is away is complained of at every attempt."""
-    due: dict[str, float] = {}
+def _complaints(events: Events) -> Callable[[str], None]:
+    """Reports what is wrong, the same text again only after a while."""
+    now_and_then = NowAndThen()
 
-    def reported(text: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= due.get(text, now):
-            due[text] = now + _REPEAT_INTERVAL
-            report(text)
+    def complain(error: str) -> None:
+        if now_and_then.passes(error):
+            events("error", error=error, retry_in=None)
 
-    return reported
+    return complain
+
+
+def _watch_tokens(config: HarvestConfig, complain: Callable[[str], None]) -> None:
+    source, loop = config.kafka.get("oauth_cb"), asyncio.get_running_loop()
+
+    def failed(reason: str) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(complain, f"no new token for Kafka: {reason}. Check what oauth_cb gets it from")
+
+    if isinstance(source, TokenSource):
+        source.on_failure = failed
 
 
 def _identify(config: HarvestConfig) -> Identity:

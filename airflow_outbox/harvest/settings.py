@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,8 +26,8 @@ def _seconds(value: object) -> object:
 Duration = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 """Seconds; written as a number, or as text such as `100ms`, `2s`, `5m`."""
 
-KafkaSettings = dict[str, str | int | float | bool]
-"""librdkafka's settings by their own names."""
+KafkaSettings = dict[str, str | int | float | bool | Callable[..., Any]]
+"""librdkafka's settings by their own names. A callback can be given only within this process."""
 
 LogLevel = Literal["off", "error", "warning", "info", "debug"]
 

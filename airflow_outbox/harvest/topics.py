@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 from uuid import UUID
 
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.complaints import explained, not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 
-logger = logging.getLogger(__name__)
-
-_TIMEOUT = 10.0
 _HEARTBEATS_KEPT_MS = 600_000
 
 
@@ -34,32 +30,21 @@ class KafkaNames:
         return cls(config.leader_topic or f"{own}.leader", config.leader_group_id or own)
 
 
-def admin_client(config: HarvestConfig) -> AdminClient:
-    """A client for topics. Raises KafkaError for settings that Kafka's client refuses."""
-    try:
-        return AdminClient({**CLIENT_SETTINGS, **config.kafka}, logger=logger)
-    except (KafkaException, ValueError, TypeError) as error:
-        raise KafkaError(f"Kafka settings: {error}. Correct kafka") from error
-
-
-def existing_topics(config: HarvestConfig, client: AdminClient | None = None) -> dict[str, Any]:
-    """The cluster's topics by name, as confluent_kafka describes them. Raises KafkaError when it can't be reached."""
-    try:
-        topics: dict[str, Any] = (client or admin_client(config)).list_topics(timeout=_TIMEOUT).topics
-    except KafkaException as error:
-        servers = config.kafka["bootstrap.servers"]
-        raise KafkaError(
-            f"can't reach Kafka at {servers}: {error.args[0].str()}. Check bootstrap.servers and the credentials"
-        ) from error
-    return topics
-
-
 def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
     """How many partitions the topic of the election has. Raises KafkaError when it is not there."""
-    topics = existing_topics(config)
-    if names.leader_topic not in topics:
-        raise KafkaError(f"there is no topic {names.leader_topic}. Run `airflow-outbox init`")
-    return len(topics[names.leader_topic].partitions)
+    topic = Cluster(config.kafka).topics([names.leader_topic])[names.leader_topic]
+    if isinstance(topic, BrokerError):
+        raise KafkaError(unusable(names.leader_topic, topic, config))
+    return len(topic.partitions)
+
+
+def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> str:
+    """Why the topic of the election can't be used, and what to do."""
+    if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
+        return f"there is no topic {leader_topic}. Run `airflow-outbox init`"
+    if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+        return not_allowed("READ", "topic", leader_topic)
+    return explained(error, config.kafka)
 
 
 def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
@@ -69,8 +54,8 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
 
     Raises KafkaError.
     """
-    client = admin_client(config)
-    if names.leader_topic in existing_topics(config, client):
+    cluster = Cluster(config.kafka)
+    if not isinstance(cluster.topics([names.leader_topic])[names.leader_topic], BrokerError):
         return False
     topic = NewTopic(
         names.leader_topic,
@@ -82,10 +67,11 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
             "cleanup.policy": "delete",
         },
     )
-    try:
-        client.create_topics([topic], operation_timeout=_TIMEOUT)[names.leader_topic].result()
-    except KafkaException as error:
-        if error.args[0].code() == BrokerError.TOPIC_ALREADY_EXISTS:
-            return False
-        raise KafkaError(f"can't make topic {names.leader_topic}: {error.args[0].str()}") from error
-    return True
+    error = cluster.make_topic(topic)
+    if error is None:
+        return True
+    if error.code() == BrokerError.TOPIC_ALREADY_EXISTS:
+        return False
+    if error.code() in (BrokerError.TOPIC_AUTHORIZATION_FAILED, BrokerError.CLUSTER_AUTHORIZATION_FAILED):
+        raise KafkaError(not_allowed("CREATE", "topic", names.leader_topic))
+    raise KafkaError(f"can't make topic {names.leader_topic}: {error.str()}")

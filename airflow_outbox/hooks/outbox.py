@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_outbox.errors import ConfigurationError, OutboxError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.tokens import FetchedTokens, Token, fetch_token
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
@@ -109,22 +111,36 @@ class OutboxHook(PostgresHook):
             ) from None
 
     def kafka_settings(self) -> dict[str, Any]:
-        """The Kafka connection as librdkafka settings, secrets included.
+        """The Kafka connection as librdkafka settings, secrets included, but for `oauth_cb`: see `token_source`.
 
         Raises ConfigurationError for what a process can't be given.
         """
-        try:
-            settings: dict[str, Any] = _KafkaSettings(self.kafka_conn_id).get_conn  # type: ignore[no-untyped-call]
-        except ValueError as error:
-            raise ConfigurationError(f"connection {self.kafka_conn_id}: {error}") from error
+        settings = {name: value for name, value in self._kafka_connection.items() if name != "oauth_cb"}
         for name, value in settings.items():
             if callable(value):
                 raise ConfigurationError(
                     f"connection {self.kafka_conn_id}: {name} is a Python function, which a process can't be given. "
-                    "Use a mechanism without one: SCRAM, TLS certificates, sasl.oauthbearer.method=oidc"
+                    "Leave it out"
                 )
             if _SECRET_SETTING.search(name):
                 mask_secret(str(value))
+        return settings
+
+    def token_source(self) -> Callable[[], Token] | None:
+        """What fetches a token for the Kafka connection, which may take a while and raise TokenError; None when the
+        connection has no `oauth_cb`, neither its own nor one that Airflow's provider adds for a cloud's brokers.
+        """
+        callback = self._kafka_connection.get("oauth_cb")
+        if callback is None:
+            return None
+        return partial(fetch_token, callback, str(self._kafka_connection.get("sasl.oauthbearer.config") or ""))
+
+    @cached_property
+    def _kafka_connection(self) -> dict[str, Any]:
+        try:
+            settings: dict[str, Any] = _KafkaSettings(self.kafka_conn_id).get_conn  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise ConfigurationError(f"connection {self.kafka_conn_id}: {error}") from error
         return settings
 
     def harvest_config(self, **settings: Any) -> dict[str, Any]:
@@ -151,7 +167,10 @@ class OutboxHook(PostgresHook):
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the base class has no annotation
         """Whether outbox, brokers and the topic of the election are there, and if not, why."""
         try:
-            config = HarvestConfig.validated(self.harvest_config(), source="connections")
+            given = self.harvest_config()
+            if (callback := self._kafka_connection.get("oauth_cb")) is not None:
+                given["kafka"] = {**given["kafka"], "oauth_cb": FetchedTokens(callback)}
+            config = HarvestConfig.validated(given, source="connections")
             with self.transaction() as connection:
                 identity = OutboxTable(connection, OutboxName.parse(self.outbox)).identity()
             leader_partitions(config, KafkaNames.of(config, identity.outbox_id))

@@ -30,18 +30,26 @@ class HarvestChild:
         self._process = process
 
     @classmethod
-    async def start(cls, config: Mapping[str, Any], *, until: str, command: Sequence[str] = COMMAND) -> Self:
-        """Start a process that harvests by `config` (as OutboxHook.harvest_config makes it) until `until`."""
+    async def start(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        until: str,
+        relays_tokens: bool = False,
+        command: Sequence[str] = COMMAND,
+    ) -> Self:
+        """Start a process that harvests by `config` (as OutboxHook.harvest_config makes it) until `until`.
+
+        With `relays_tokens` it waits for tokens for Kafka, which `tell` sends.
+        """
         # A session of its own: what is sent to the triggerer's process group is for the triggerer to pass on.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, env=_environment()
         )
         child = cls(process)
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"config": config, "until": until}).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # it is dead already; its exit status will tell
-                await process.stdin.drain()
+            first = {"config": config, "until": until, **({"relays_tokens": True} if relays_tokens else {})}
+            await child.tell(json.dumps(first))
         except BaseException:
             await child.end()
             raise
@@ -55,6 +63,13 @@ class HarvestChild:
     def status(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""
         return self._process.returncode
+
+    async def tell(self, line: str) -> None:
+        """Send a line to the process' stdin. Nothing happens when it is dead: its exit status will tell."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(line.encode() + b"\n")
+            await self._process.stdin.drain()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """What the process tells, until it closes its output.

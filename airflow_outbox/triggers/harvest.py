@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
@@ -13,9 +13,11 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.tokens import Token
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.triggers.child import COMMAND, HarvestChild
 from airflow_outbox.triggers.report import HarvestReport
+from airflow_outbox.triggers.tokens import relay_tokens
 from airflow_outbox.version_compat import metrics, set_xcom
 
 FAILED_STARTS = 4
@@ -87,8 +89,8 @@ class OutboxHarvestTrigger(BaseEventTrigger):
             begun = time.monotonic()
             self._report.begin_process()
             try:
-                config = await asyncio.to_thread(self._harvest_config)
-                async for payload in self._harvest(config):
+                config, token_source = await asyncio.to_thread(self._harvest_config)
+                async for payload in self._harvest(config, token_source):
                     yield TriggerEvent(payload)
                 if self._report.end_reason in ("drained", "time"):
                     if self.emit == "end":
@@ -119,13 +121,18 @@ class OutboxHarvestTrigger(BaseEventTrigger):
         if self._child is not None:
             await self._child.end()
 
-    def _harvest_config(self) -> dict[str, Any]:
+    def _harvest_config(self) -> tuple[dict[str, Any], Callable[[], Token] | None]:
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, kafka_conn_id=self.kafka_conn_id, outbox=self.outbox)
-        return hook.harvest_config(**self.settings)
+        return hook.harvest_config(**self.settings), hook.token_source()
 
-    async def _harvest(self, config: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _harvest(
+        self, config: Mapping[str, Any], token_source: Callable[[], Token] | None
+    ) -> AsyncIterator[dict[str, Any]]:
         """Run one process to its end; payloads of asset events, if any are wanted."""
-        self._child = child = await HarvestChild.start(config, until=self.until, command=self.command)
+        self._child = child = await HarvestChild.start(
+            config, until=self.until, relays_tokens=token_source is not None, command=self.command
+        )
+        relaying = asyncio.create_task(relay_tokens(token_source, child)) if token_source is not None else None
         try:
             async for event in child.events():
                 now = time.monotonic()
@@ -137,8 +144,9 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 if self.emit == "published" and (topics := self._report.topics_due(now)):
                     yield self._publication(topics)
         finally:
-            if self._showing is not None:
-                self._showing.cancel()
+            for task in (self._showing, relaying):
+                if task is not None:
+                    task.cancel()
             await child.end()
         if self.emit == "published" and (topics := self._report.topics_due(time.monotonic(), final=True)):
             yield self._publication(topics)

@@ -209,7 +209,7 @@ async def log(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterato
     kafka = request.getfixturevalue("kafka")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
-    real = KafkaLog(producer_settings(config(kafka)))
+    real = await KafkaLog.open(producer_settings(config(kafka)))
     yield LogUnderTest(real, topic, lambda: consumed(kafka.bootstrap, topic, 3))
     await real.close()
 

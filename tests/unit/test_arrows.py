@@ -22,6 +22,7 @@ LAYERS = [
     AIRFLOW_ROOMS,
     {"spark"},
     {"check", "status", "pump"},
+    {"acls"},
     {"harvest"},
     {"schema"},
     {"stash"},

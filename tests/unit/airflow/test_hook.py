@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -69,13 +70,31 @@ def test_a_kafka_connection_that_can_not_serve_is_refused(
         OutboxHook(kafka_conn_id="broken").harvest_config()
 
 
-def test_a_login_by_a_python_function_is_refused_with_a_way_out(
+def token_for(config: str) -> tuple[str, float]:
+    """An oauth_cb."""
+    return f"token for {config}", time.time() + 100
+
+
+def test_tokens_are_fetched_by_the_connections_function_which_the_process_is_not_given(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = f"{__name__}.token_for"
+    monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", path)
+    extra = {"bootstrap.servers": "b:1", "oauth_cb": path, "sasl.oauthbearer.config": "scope"}
+    connect("oauth", conn_type="kafka", extra=extra)
+    hook = OutboxHook(kafka_conn_id="oauth")
+    assert "oauth_cb" not in hook.harvest_config()["kafka"]
+    source = hook.token_source()
+    assert source is not None
+    assert source().text == "token for scope"
+    assert OutboxHook().token_source() is None
+
+
+def test_another_python_function_is_refused(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", "json.dumps")
-    connect("oauth", conn_type="kafka", extra={"bootstrap.servers": "b:1", "oauth_cb": "json.dumps"})
-    with pytest.raises(ConfigurationError, match=r"oauth: oauth_cb is a Python function.*SCRAM"):
-        OutboxHook(kafka_conn_id="oauth").kafka_settings()
+    connect("stats", conn_type="kafka", extra={"bootstrap.servers": "b:1", "stats_cb": "json.dumps"})
+    with pytest.raises(ConfigurationError, match="stats: stats_cb is a Python function"):
+        OutboxHook(kafka_conn_id="stats").kafka_settings()
 
 
 def test_a_password_that_expires_is_refused_for_harvesting(connect: Connect) -> None:

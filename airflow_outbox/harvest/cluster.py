@@ -1,0 +1,108 @@
+"""Questions to a Kafka cluster, with an answer or a reason that says what to do."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
+
+from airflow_outbox.errors import KafkaError
+from airflow_outbox.harvest.complaints import explained, is_about_login, refused_settings
+from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
+
+logger = logging.getLogger(__name__)
+
+Key = TypeVar("Key")
+
+_TIMEOUT = 10.0
+_POLL = 0.05
+_LOCAL = 0  # codes below are of the client itself, not of a broker
+
+
+class Cluster:
+    """A cluster as a client with these settings meets it.
+
+    What a broker answers to a question about one thing is a value, also when it is an error. KafkaError is raised when
+    there is no answer: the login is refused, TLS fails, or no broker can be reached within ten seconds.
+    """
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        """Raises KafkaError for settings that Kafka's client refuses."""
+        self._kafka = kafka
+        self._complaint: BrokerError | None = None
+        try:
+            settings: dict[str, Any] = {**CLIENT_SETTINGS, **kafka, "error_cb": self._complain}
+            self._client = AdminClient(settings, logger=logger)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise refused_settings(error, kafka, remedy="Correct kafka") from error
+
+    def reach(self) -> None:
+        """Raise KafkaError unless a broker answers."""
+        self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})
+
+    def topics(self, names: Collection[str]) -> dict[str, Any]:
+        """Topics as confluent_kafka describes them, with the operations that are allowed, or the broker's error."""
+        if not names:
+            return {}
+        wanted = TopicCollection(list(names))
+        answers = self._client.describe_topics(wanted, include_authorized_operations=True, request_timeout=_TIMEOUT)
+        return self._answers(answers)
+
+    def group(self, name: str) -> Any:
+        """A consumer group, with the operations that are allowed, or the broker's error."""
+        answers = self._client.describe_consumer_groups(
+            [name], include_authorized_operations=True, request_timeout=_TIMEOUT
+        )
+        return self._answers(answers)[name]
+
+    def topic_settings(self, names: Collection[str]) -> dict[str, Any]:
+        """Settings by topic, or the broker's error."""
+        if not names:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        answers = self._answers(self._client.describe_configs(resources, request_timeout=_TIMEOUT))
+        return {resource.name: answer for resource, answer in answers.items()}
+
+    def make_topic(self, topic: NewTopic) -> BrokerError | None:
+        """Make a topic; the broker's error, if any."""
+        answers = self._answers(self._client.create_topics([topic], operation_timeout=_TIMEOUT))
+        return cast("BrokerError | None", answers[topic.topic])
+
+    def _answers(self, futures: Mapping[Key, Future[Any]]) -> dict[Key, Any]:
+        deadline = time.monotonic() + _TIMEOUT + 1
+        while not all(future.done() for future in futures.values()):
+            self._client.poll(_POLL)
+            if self._complaint is not None and is_about_login(self._complaint):
+                raise KafkaError(explained(self._complaint, self._kafka))
+            if time.monotonic() > deadline:
+                raise self._unreached("no answer")
+        return {key: self._answer(future) for key, future in futures.items()}
+
+    def _answer(self, future: Future[Any]) -> Any:
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if not isinstance(error, KafkaException):
+            raise error
+        reason: BrokerError = error.args[0]
+        if reason.code() < _LOCAL:
+            raise self._unreached(reason.str())
+        return reason
+
+    def _unreached(self, reason: str | None) -> KafkaError:
+        if self._complaint is not None:
+            reason = explained(self._complaint, self._kafka).removeprefix("Kafka: ")
+        return KafkaError(
+            f"can't reach Kafka at {self._kafka['bootstrap.servers']}: {reason}. "
+            "Check bootstrap.servers and security.protocol, and that the brokers are up"
+        )
+
+    def _complain(self, error: BrokerError) -> None:
+        if self._complaint is None or is_about_login(error):
+            self._complaint = error

@@ -1,0 +1,93 @@
+"""What Kafka's client complains of, in words that say what to do; and the same complaint only now and then."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException
+
+from airflow_outbox.errors import KafkaError
+
+_REPEAT_INTERVAL = 10.0
+_MOST_KEPT = 1000
+_PASSING_DETAIL = re.compile(r" \(after \d+ms in state [^)]*\)|^(?:[a-z_]+://)?[^\s/]+/\w+: (?=\D)")
+_ACLS = "`airflow-outbox check --acls table` lists what the harvester needs"
+
+
+def explained(error: BrokerError, kafka: Mapping[str, Any]) -> str:
+    """A complaint with what to do about it; `kafka` are the settings of the client that complains."""
+    reason = _PASSING_DETAIL.sub("", error.str() or error.name())
+    servers = kafka.get("bootstrap.servers")
+    if error.code() == BrokerError._AUTHENTICATION:
+        return f"Kafka refuses the login at {servers}: {_why_no_token(kafka) or reason}. {_remedy_of_login(kafka)}"
+    if error.code() == BrokerError._SSL:
+        return (
+            f"no TLS connection to Kafka at {servers}: {reason}. "
+            "Check security.protocol and ssl.ca.location, and that the broker's certificate names its host"
+        )
+    return f"Kafka: {reason}"
+
+
+def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str) -> KafkaError:
+    """The error for a client that could not be made of its settings, or that got no token in time."""
+    code = error.args[0].code() if isinstance(error, KafkaException) else None
+    if code == BrokerError.SASL_AUTHENTICATION_FAILED:
+        reason = _why_no_token(kafka) or "none has come in time"
+        return KafkaError(
+            f"no token for the login to Kafka at {kafka.get('bootstrap.servers')}: {reason}. {_remedy_of_login(kafka)}"
+        )
+    return KafkaError(f"Kafka settings: {error}. {remedy}")
+
+
+def is_about_login(error: BrokerError) -> bool:
+    """Whether nothing will be better before the configuration, or the broker's, is."""
+    return error.code() in (BrokerError._AUTHENTICATION, BrokerError._SSL)
+
+
+def not_allowed(operation: str, resource: str, name: str) -> str:
+    """What to say of a permission that Kafka's ACLs don't give."""
+    return f"Kafka does not allow {operation} on {resource} {name}. {_ACLS}"
+
+
+class NowAndThen:
+    """Lets the same text through again only after a while, as long as there are not too many different ones."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def passes(self, text: str) -> bool:
+        now = time.monotonic()
+        if now < self._due.get(text, now):
+            return False
+        if len(self._due) >= _MOST_KEPT:
+            self._due.clear()
+        self._due[text] = now + _REPEAT_INTERVAL
+        return True
+
+
+class RepeatedWarnings(logging.Filter):
+    """Keeps a log short while something goes on: Kafka's client warns at every attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_and_then = NowAndThen()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = re.sub(r"\d+", "", record.getMessage())
+        return record.levelno < logging.WARNING or self._now_and_then.passes(text)
+
+
+def _why_no_token(kafka: Mapping[str, Any]) -> str | None:
+    reason: str | None = getattr(kafka.get("oauth_cb"), "failure", None)
+    return reason
+
+
+def _remedy_of_login(kafka: Mapping[str, Any]) -> str:
+    if "oauth_cb" in kafka:
+        return "Check oauth_cb, and what it gets its tokens from"
+    return "Check sasl.mechanism, sasl.username and sasl.password"

@@ -1,0 +1,98 @@
+"""The secure broker of the session, and outboxes whose harvester has a user of its own there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process
+from secure.broker import Acl, SecureKafka
+
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+
+Start = Callable[..., Process]
+MakeOutbox = Callable[..., "SecureOutbox"]
+
+
+class SecureOutbox(Outbox):
+    """An outbox in a database of its own, and the user who may harvest it."""
+
+    user: str
+    leader_topic: str
+    acls: list[Acl]
+
+    def make_tables(self) -> None:
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            init_outbox(connection, OutboxName.parse("outbox"))
+
+
+@pytest.fixture(scope="session")
+def secure(server_folder: Path, kafka_classpath: str) -> Iterator[SecureKafka]:
+    """The session's secure broker, shared: don't stop it."""
+    with SecureKafka(server_folder / "secure", classpath=kafka_classpath) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[MakeOutbox]:
+    """Make an outbox with a data topic, and a user by SCRAM who may do all, or with `allowed=False` nothing."""
+    databases: list[str] = []
+
+    def make(*, allowed: bool = True) -> SecureOutbox:
+        name = f"secure-{uuid.uuid4().hex[:12]}"
+        databases.append(name)
+        outbox = SecureOutbox(postgres.create_database(name), secure.server.bootstrap, f"{name}.data")
+        outbox.user = name
+        outbox.leader_topic = f"{name}.leader"
+        secure.add_user(name, "pässword")
+        secure.make_topic(outbox.topic, partitions=PARTITIONS)
+        outbox.settings = {
+            "data_source": outbox.database,
+            "kafka": secure.login(name, "pässword"),
+            "leader_topic": outbox.leader_topic,
+            "leader_group_id": name,
+        }
+        outbox.acls = [
+            Acl("GROUP", name, "READ"),
+            Acl("TOPIC", outbox.leader_topic, "READ"),
+            Acl("TOPIC", outbox.leader_topic, "WRITE"),
+            Acl("TOPIC", outbox.topic, "WRITE"),
+        ]
+        if allowed:
+            outbox.make_tables()
+            secure.make_topic(outbox.leader_topic)
+            secure.allow(name, outbox.acls)
+        return outbox
+
+    yield make
+    for name in databases:
+        postgres.drop_database(name)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a harvester of an outbox: as the command, or as the child. Its stderr goes to a file beside."""
+    started: list[Process] = []
+
+    def start(outbox: Outbox, *, child: bool = False, until: str = "forever", **more: Any) -> Process:
+        log = tmp_path / f"harvester-{len(started)}.log"
+        if child:
+            first_line = {"config": outbox.settings, "until": until, **more}
+            process = Process(CHILD, first_line=first_line, log=log)
+        else:
+            file = tmp_path / f"outbox-{len(started)}.yaml"
+            file.write_text(yaml.safe_dump(outbox.settings))
+            process = Process([*COMMAND, "harvest", "-f", str(file), "--until", until], log=log, **more)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.end()

@@ -1,0 +1,143 @@
+"""What `check` says that Kafka must allow is enough, and each entry of it is needed."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from harvesting import COMMAND, wait_until
+from secure.broker import PLAIN_PASSWORD, PLAIN_USER, Acl, SecureKafka
+from secure.conftest import MakeOutbox, SecureOutbox, Start
+
+from airflow_outbox.cli import main
+
+
+def run(outbox: SecureOutbox, tmp_path: Path, *arguments: str, status: int = 0) -> str:
+    file = tmp_path / "command.yaml"
+    file.write_text(yaml.safe_dump(outbox.settings))
+    command, *options = arguments
+    done = CliRunner().invoke(main, [command, "-f", str(file), *options])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def parsed(table: str) -> list[tuple[str, str, Acl]]:
+    """Principal, purpose and permission of every line but the heading."""
+    lines = [line.split() for line in table.splitlines()]
+    assert lines[0] == ["principal", "resource", "name", "operation", "for"]
+    return [
+        (principal, purpose, Acl(kind.upper(), name, operation))
+        for principal, kind, name, operation, purpose in lines[1:]
+    ]
+
+
+def test_the_list_is_enough_and_each_entry_is_needed(
+    make_outbox: MakeOutbox, secure: SecureKafka, start: Start, tmp_path: Path
+) -> None:
+    outbox = make_outbox(allowed=False)
+    del outbox.settings["leader_topic"], outbox.settings["leader_group_id"]  # by the outbox's id
+    said = run(outbox, tmp_path, "init", status=1)
+    assert "Kafka does not allow CREATE on topic airflow-outbox." in said
+    assert "check --acls" in said
+    outbox.stash(10)
+    entries = parsed(run(outbox, tmp_path, "check", "--acls", "table"))
+    assert {principal for principal, _, _ in entries} == {f"User:{outbox.user}"}
+    acls = {acl: purpose for _, purpose, acl in entries}
+    assert Acl("TOPIC", outbox.topic, "WRITE") in acls
+    secure.allow(outbox.user, acls)
+
+    def needed(acl: Acl) -> str:
+        return f"Kafka does not allow {acl.operation} on {acl.resource.lower()} {acl.name}."
+
+    [create] = [acl for acl, purpose in acls.items() if purpose == "init"]
+    with secure.without(outbox.user, create):
+        assert needed(create) in run(outbox, tmp_path, "init", status=1)
+    assert run(outbox, tmp_path, "init") == f"made topic {create.name}\n"
+    said = run(outbox, tmp_path, "check")
+    assert "missing" not in said
+    assert "not known" not in said
+    leader_topic = create.name
+    for acl, purpose in sorted(acls.items(), key=lambda entry: entry[0].name == leader_topic):
+        with secure.without(outbox.user, acl):
+            if purpose == "harvest":
+                assert f"missing: {needed(acl)}" in run(outbox, tmp_path, "check", status=1)
+                process = start(outbox)
+                wait_until(lambda acl=acl, process=process: needed(acl) in said_by(process), within=30, doing=str(acl))
+                # Who leads without being heard steps down only after the heartbeat timeout.
+                assert outbox.left() == 10 or acl.name == leader_topic
+                process.popen.terminate()
+                process.ends(within=10)
+            elif purpose == "check":
+                assert f"is not known: {needed(acl)}" in run(outbox, tmp_path, "check")
+    process = start(outbox, until="drained")
+    process.ends(within=30)
+    assert process.popen.returncode == 0
+    assert outbox.left() == 0
+    assert outbox.by_key() == {f"k{n}": [n] for n in range(10)}
+
+
+def said_by(process: Any) -> str:
+    return "".join(event["error"] for event in process.events if event["event"] == "error") + process.log.read_text()
+
+
+def test_the_list_as_commands(make_outbox: MakeOutbox, tmp_path: Path) -> None:
+    outbox = make_outbox(allowed=False)
+    outbox.make_tables()
+    assert "DATA_TOPIC" in run(outbox, tmp_path, "check", "--acls", "table")
+    options = ["--topic", outbox.topic, "--topic", "it's another"]
+    table = run(outbox, tmp_path, "check", "--acls", "table", *options)
+    commands = run(outbox, tmp_path, "check", "--acls", "kafka-acls", *options).splitlines()
+    begun = f"kafka-acls --bootstrap-server {outbox.settings['kafka']['bootstrap.servers']} --add "
+    assert all(line.startswith(begun) for line in commands)
+    found = [shlex.split(line.removeprefix(begun)) for line in commands]
+    listed = parsed(table.replace("it's another", "another"))
+    assert [
+        [option, principal, operation, spelled.upper(), resource, name.replace("it's ", "")]
+        for option, principal, operation, spelled, resource, name in found
+    ] == [
+        [
+            "--allow-principal",
+            whom,
+            "--operation",
+            acl.operation.replace("_", ""),
+            f"--{acl.resource.lower()}",
+            acl.name,
+        ]
+        for whom, _, acl in listed
+    ]
+
+
+def test_goharvests_secure_file(make_outbox: MakeOutbox, tmp_path: Path) -> None:
+    outbox = make_outbox()
+    outbox.stash(20)
+    file = tmp_path / "reaper.yaml"
+    kafka = outbox.settings["kafka"]
+    harvest = {
+        "baseKafkaConfig": kafka,
+        "leaderTopic": outbox.leader_topic,
+        "leaderGroupID": outbox.user,
+        "dataSource": outbox.database,
+        "outboxTable": "outbox",
+    }
+    file.write_text(yaml.safe_dump({"harvest": harvest, "logging": {"level": "Debug"}}))
+    command = [*COMMAND, "harvest", "-f", str(file), "--until", "drained"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(outbox.published()) == 20
+    assert kafka["sasl.password"] not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_both_mechanisms(make_outbox: MakeOutbox, secure: SecureKafka, start: Start, mechanism: str) -> None:
+    outbox = make_outbox()
+    if mechanism == "PLAIN":
+        secure.allow(PLAIN_USER, outbox.acls)
+        outbox.settings["kafka"] = secure.login(PLAIN_USER, PLAIN_PASSWORD, mechanism="PLAIN")
+    outbox.stash(20)
+    start(outbox, until="drained", child=True).ends(within=30)
+    assert len(outbox.published()) == 20
