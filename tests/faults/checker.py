@@ -74,3 +74,15 @@ def judge(stashed: Mapping[Lane, Sequence[Hashable]], seen: Iterable[Sighting]) 
         if record not in first_seen[lane]
     ]
     return Verdict(tuple(lost), tuple(out_of_order), tuple(foreign), duplicates)
+
+
+def came_back(leaders: Iterable[Hashable]) -> list[Hashable]:
+    """Of leaders as they acted on a table, one after the other: those that acted again after another had."""
+    succeeded, found, present = set[Hashable](), [], None
+    for leader in leaders:
+        if leader != present:
+            succeeded.add(present)
+            present = leader
+            if leader in succeeded:
+                found.append(leader)
+    return found

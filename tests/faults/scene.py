@@ -15,9 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from faults.checker import Verdict, judge
+from faults.checker import Verdict, came_back, judge
 from faults.load import IMPATIENT, Load, Witness
 from faults.proxy import Proxy
 from harvesting import CHILD, Outbox, Process, wait_until
@@ -29,6 +30,21 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres
 
 MARK, PURGE = b"airflow-outbox mark", b"airflow-outbox purge"
 """What the connections of a leader begin with, among other bytes."""
+
+
+# Which leader's mark each statement has set, or has purged by, in their order.
+_RECORD_EFFECTS = """
+CREATE TABLE effects (id bigserial PRIMARY KEY, leader_id uuid);
+CREATE FUNCTION record_effect() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO effects (leader_id) SELECT DISTINCT leader_id FROM touched WHERE leader_id IS NOT NULL;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER marked AFTER UPDATE ON outbox
+    REFERENCING NEW TABLE AS touched FOR EACH STATEMENT EXECUTE FUNCTION record_effect();
+CREATE TRIGGER purged AFTER DELETE ON outbox
+    REFERENCING OLD TABLE AS touched FOR EACH STATEMENT EXECUTE FUNCTION record_effect();
+"""
 
 
 class Servers:
@@ -91,6 +107,8 @@ class Scene:
     _load: Load | None = None
 
     def __post_init__(self) -> None:
+        with psycopg.connect(self.outbox.database) as connection:
+            connection.execute(_RECORD_EFFECTS)
         for proxy in self.servers.proxies:
             proxy.on_hit = lambda: self._struck.append(self.marked())
 
@@ -223,6 +241,8 @@ class Scene:
         self.wait_until(self.witness.has_read_all, within=20)
         verdict = judge(self.load.stashed, self.witness.sightings)
         assert not verdict.complaints, f"{verdict}\n{self.story()}"
+        effects = [leader for (leader,) in self.outbox.query("SELECT leader_id::text FROM effects ORDER BY id")]
+        assert not came_back(effects), f"a leader has had effects after its successor\n{self.story()}"
         return verdict
 
     def backends(self) -> int:

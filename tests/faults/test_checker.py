@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults.checker import Lane, Sighting, Verdict, judge
+from faults.checker import Lane, Sighting, Verdict, came_back, judge
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +59,13 @@ def test_the_order_is_that_of_stashing_not_of_the_numbers() -> None:
 
 def test_a_key_that_moves_to_another_partition_is_out_of_order() -> None:
     assert judge({LANE: [0, 1]}, [Sighting(LANE, 0, 1), Sighting(LANE, 1, 2)]).out_of_order
+
+
+@pytest.mark.parametrize(
+    ("leaders", "found"), [("", ""), ("aaabbc", ""), ("aabba", "a"), ("abab", "ab"), ("abcb", "b"), ("abbacc", "a")]
+)
+def test_a_leader_that_acts_after_its_successor_is_found(leaders: str, found: str) -> None:
+    assert came_back(leaders) == list(found)
 
 
 @given(st.lists(st.integers(0, 5), max_size=20))
