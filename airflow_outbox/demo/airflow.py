@@ -32,6 +32,9 @@ class AirflowStandalone:
     As a context manager it starts on entry and stops on exit; whatever its tasks and triggers have started ends with
     it, and all of it ends with the process that started it. User and password are `admin`.
 
+    `database` is the metadata database, an empty one at first, as a `postgresql://` URI; more than one triggerer needs
+    it.
+
     `dags` is the folder of Dag files. `connections` are Airflow connections by id, as mappings (`conn_type`, `host`,
     `login`, …) or URIs. `environment` is added to the present one, from which everything of another Airflow is taken
     out. `parallelism` is how many tasks run at once; `log` is what all parts print, by default `airflow.log` in the
@@ -43,6 +46,7 @@ class AirflowStandalone:
         folder: Path,
         *,
         dags: Path,
+        database: str | None = None,
         connections: Mapping[str, Mapping[str, object] | str] | None = None,
         environment: Mapping[str, str] | None = None,
         parallelism: int = 4,
@@ -53,10 +57,12 @@ class AirflowStandalone:
         self.log = log or self.folder / "airflow.log"
         self.port = port or free_port()
         self._dags = dags.resolve()
+        self._database = database
         self._connections = dict(connections or {})
         self._extra = dict(environment or {})
         self._parallelism = parallelism
         self._process: ServerProcess | None = None
+        self._triggerers: list[ServerProcess] = []
         self.api = AirflowApi(self.ui_url, user=USER, password=PASSWORD)
 
     @property
@@ -80,7 +86,7 @@ class AirflowStandalone:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
-        command = [str(Path(sys.executable).parent / "airflow"), "standalone"]
+        command = [_airflow_program(), "standalone"]
         self._process = ServerProcess(
             [sys.executable, "-I", "-S", descendants.__file__, str(STOP_GRACE_SECONDS), *command],
             name="Airflow",
@@ -91,11 +97,33 @@ class AirflowStandalone:
         self._process.wait_until(self.api.healthy, timeout=START_SECONDS)
         return self
 
+    def start_triggerer(self) -> int:
+        """Start one more triggerer; its process id. It is at work some seconds later. Raises `ServerError`.
+
+        It is no descendant of `pid`: what its triggers have started ends with it only as they see to it.
+        """
+        if self._database is None:
+            raise ServerError("Two triggerers lock each other out of SQLite. Give a metadata database on Postgres.")
+        triggerer = ServerProcess(
+            [_airflow_program(), "triggerer", "--skip-serve-logs"],
+            name="Airflow's triggerer",
+            log=self.log.with_suffix(f".triggerer-{len(self._triggerers) + 2}.log"),
+            abandon_signal=signal.SIGTERM,
+            environment=self._environment(),
+        )
+        self._triggerers.append(triggerer)
+        return triggerer.pid
+
     def stop(self) -> None:
         """End Airflow and everything that came of it, within a few seconds. Nothing happens when it does not run."""
+        for triggerer in self._triggerers:
+            triggerer.send(signal.SIGTERM)
         if self._process is not None:
             self._process.stop(signal.SIGTERM)
             self._process = None
+        for triggerer in self._triggerers:
+            triggerer.stop(signal.SIGTERM)  # the second one ends a triggerer that lingers
+        self._triggerers.clear()
         self.api.close()
 
     def __enter__(self) -> Self:
@@ -129,6 +157,7 @@ class AirflowStandalone:
             "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
             "LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+            **({"DATABASE__SQL_ALCHEMY_CONN": self._database} if self._database else {}),
         }
         return {
             **inherited,
@@ -142,3 +171,7 @@ class AirflowStandalone:
             },
             **self._extra,
         }
+
+
+def _airflow_program() -> str:
+    return str(Path(sys.executable).parent / "airflow")

@@ -32,6 +32,10 @@ ROLE = "harvester"
 PASSWORD = "not-to-be-seen-4H7"
 PARTITIONS = 2
 CHILD = "airflow_outbox.harvest"
+MARKER = "OUTBOX_TESTS_AIRFLOW"
+"""What every process of this Airflow has in its environment, the harvesting ones too, whoever has adopted them."""
+TRIGGERER_TIMEOUT = 6
+"""How many seconds a triggerer may be silent before the others take its triggers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[
     """The outboxes of the Dags, by name; Airflow reaches them as a role that may harvest and stash, by password."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     database = postgres.create_database(name)
-    made = {table: Outbox.make(database, kafka, table) for table in ("drained", "forever", "watched", "stashed")}
+    tables = ("drained", "forever", "watched", "stashed", "steady_task", "steady_asset")
+    made = {table: Outbox.make(database, kafka, table) for table in tables}
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'".encode())
         connection.execute("CREATE TABLE business (run TEXT NOT NULL)")
@@ -120,38 +125,71 @@ def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[
 
 
 @pytest.fixture(scope="session")
+def metadata(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """The name of Airflow's metadata database."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    postgres.create_database(name)
+    yield name
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
 def airflow(
-    outboxes: dict[str, Outbox], kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
+    outboxes: dict[str, Outbox],
+    metadata: str,
+    postgres: EmbeddedPostgres,
+    kafka: EmbeddedKafka,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[AirflowStandalone]:
     """A real Airflow with the Dags of this folder, paused, and one real triggerer."""
     database = outboxes["drained"].database
+    folder = tmp_path_factory.mktemp("airflow")
     with AirflowStandalone(
-        tmp_path_factory.mktemp("airflow"),
+        folder,
         dags=Path(__file__).parent / "dags",
+        database=postgres.uri(metadata),
         connections=connections(database, kafka, login=ROLE, password=PASSWORD),
-        # A pause reaches an asset's trigger when the Dag file is read again.
-        environment={"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5"},
+        environment={
+            MARKER: str(folder),
+            # A pause reaches an asset's trigger when the Dag file is read again.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+            "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": str(TRIGGERER_TIMEOUT),
+        },
         parallelism=2,
     ) as standalone:
         standalone.api.wait_for_dag("watching")
+        standalone.api.wait_for_dag("steady_asset")
         yield standalone
 
 
-def harvesting(airflow: AirflowStandalone) -> list[psutil.Process]:
-    """The harvesting processes that descend from this Airflow."""
+def processes_of(airflow: AirflowStandalone, word: str) -> list[psutil.Process]:
+    """The processes of this Airflow, also those that it has lost, with this word on their command line."""
     found = []
-    for process in psutil.Process(airflow.pid).children(recursive=True):
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if CHILD in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            if word in process.cmdline() and process.environ().get(MARKER) == str(airflow.folder):
                 found.append(process)
-    return found
+    return [process for process in found if not gone(process)]
 
 
-def wait_until(happened: Callable[[], object], *, within: float, what: str) -> float:
+def harvesting(airflow: AirflowStandalone) -> list[psutil.Process]:
+    """The harvesting processes of this Airflow."""
+    return processes_of(airflow, CHILD)
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(happened: Callable[[], object], *, within: float, what: str | Callable[[], str]) -> float:
     """Wait until something happens; the seconds it took. Fails after `within` seconds."""
     begun = time.monotonic()
     while not happened():
         if time.monotonic() - begun > within:
-            pytest.fail(f"{within} s have passed without: {what}")
+            pytest.fail(f"{within} s have passed without: {what() if callable(what) else what}")
         time.sleep(0.05)
     return time.monotonic() - begun

@@ -10,7 +10,7 @@ import pytest
 from airflow_outbox.demo.airflow import AirflowStandalone
 from airflow_outbox.records import Ticket
 
-from .conftest import PASSWORD, Outbox, harvesting, wait_until
+from .conftest import PASSWORD, Outbox, gone, harvesting, wait_until
 
 TASK = "harvest"
 USER_END_SECONDS = 15
@@ -33,10 +33,6 @@ def published_by(airflow: AirflowStandalone, outbox: Outbox) -> psutil.Process:
     wait_until(lambda: outbox.left() == 0, within=30, what="the harvest")
     (process,) = harvesting(airflow)
     return process
-
-
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_sensor_ends_when_the_outbox_is_drained(airflow: AirflowStandalone, outboxes: dict[str, Outbox]) -> None:
