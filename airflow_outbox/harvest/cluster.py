@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.complaints import explained, is_about_login, refused_settings
+from airflow_outbox.harvest.complaints import REFUSALS, explained, is_about_login, refused_settings
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Cluster:
         try:
             settings: dict[str, Any] = {**CLIENT_SETTINGS, **kafka, "error_cb": self._complain}
             self._client = AdminClient(settings, logger=logger)
-        except (KafkaException, ValueError, TypeError) as error:
+        except REFUSALS as error:
             raise refused_settings(error, kafka, remedy="Correct kafka") from error
 
     def reach(self) -> None:

@@ -6,16 +6,19 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException
 
 from airflow_outbox.errors import KafkaError
 
+# KafkaError is an exception, too, whatever its types say, and the consumer raises it.
+REFUSALS: tuple[type[Exception], ...] = (KafkaException, cast("type[Exception]", BrokerError), ValueError, TypeError)
+"""What the making of a client may raise."""
 _REPEAT_INTERVAL = 10.0
 _MOST_KEPT = 1000
-_PASSING_DETAIL = re.compile(r" \(after \d+ms in state [^)]*\)|^(?:[a-z_]+://)?[^\s/]+/\w+: (?=\D)")
+_PASSING_DETAIL = re.compile(r" \(after \d+ms in state [^)]*\)|^(?:GroupCoordinator: )?(?:\w+://)?\S+:\d+(?:/\w+)?: ")
 _ACLS = "`airflow-outbox check --acls table` lists what the harvester needs"
 
 
@@ -35,11 +38,11 @@ def explained(error: BrokerError, kafka: Mapping[str, Any]) -> str:
 
 def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str) -> KafkaError:
     """The error for a client that could not be made of its settings, or that got no token in time."""
-    code = error.args[0].code() if isinstance(error, KafkaException) else None
-    if code == BrokerError.SASL_AUTHENTICATION_FAILED:
-        reason = _why_no_token(kafka) or "none has come in time"
+    reason = error.args[0] if isinstance(error, KafkaException) else error
+    if isinstance(reason, BrokerError) and reason.code() == BrokerError.SASL_AUTHENTICATION_FAILED:
+        why = _why_no_token(kafka) or "none has come in time"
         return KafkaError(
-            f"no token for the login to Kafka at {kafka.get('bootstrap.servers')}: {reason}. {_remedy_of_login(kafka)}"
+            f"no token for the login to Kafka at {kafka.get('bootstrap.servers')}: {why}. {_remedy_of_login(kafka)}"
         )
     return KafkaError(f"Kafka settings: {error}. {remedy}")
 

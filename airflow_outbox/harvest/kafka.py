@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import OutboxError, PublishError
-from airflow_outbox.harvest.complaints import explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.settings import KafkaSettings
@@ -70,7 +70,7 @@ class KafkaLog:
         self._closing = threading.Event()
         try:
             self._producer = Producer({**settings, "error_cb": self._complain}, logger=logger)
-        except (KafkaException, ValueError, TypeError) as error:
+        except REFUSALS as error:
             raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
         self._poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
         self._poller.start()

@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Produ
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.complaints import explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
@@ -94,7 +94,7 @@ class NeliElection:
         self._expelled = False
         self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
+        self._changes: asyncio.Queue[tuple[int, Change] | Exception | None] = asyncio.Queue()
         heartbeats = {
             **CLIENT_SETTINGS,
             **config.kafka,
@@ -108,7 +108,7 @@ class NeliElection:
         try:
             self._producer = Producer(heartbeats, logger=logger)
             self._consumer = self._new_consumer()
-        except (KafkaException, ValueError, TypeError) as error:
+        except REFUSALS as error:
             raise self._refused(error) from error
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
 
@@ -119,6 +119,8 @@ class NeliElection:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         while (change := await self._changes.get()) is not None:
+            if isinstance(change, Exception):
+                raise change
             yield change
 
     def released(self, shard: int) -> None:
@@ -144,11 +146,14 @@ class NeliElection:
         return self._seats[shard % self._partitions]
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            if self._resigned is None:
-                self._be_a_member()
-            else:
-                self._closing.wait(_HEARTBEAT_INTERVAL)
+        try:
+            while not self._closing.is_set():
+                if self._resigned is None:
+                    self._be_a_member()
+                else:
+                    self._closing.wait(_HEARTBEAT_INTERVAL)
+        except Exception as bug:
+            self._in_loop(self._changes.put_nowait, bug)
 
     def _new_consumer(self) -> Consumer:
         settings = consumer_settings(self._config, self._group_id)
@@ -164,7 +169,7 @@ class NeliElection:
             try:
                 self._consumer = self._new_consumer()
                 return
-            except KafkaException as error:  # as when there is no token now
+            except REFUSALS as error:  # as when there is no token now
                 self._in_loop(self._on_error, str(self._refused(error)))
                 self._closing.wait(1)
 
