@@ -24,6 +24,7 @@ from .conftest import PARTITIONS, Outbox, wait_until
 KEYS = 10
 TRANSACTION = 10
 INTERVAL = 0.05
+SURGE = 20_000
 
 _WITNESS = """
 CREATE TABLE {outbox}_effects (place BIGSERIAL PRIMARY KEY, effect TEXT NOT NULL, view UUID NOT NULL, member TEXT);
@@ -71,6 +72,7 @@ class Load:
         """All smaller numbers are committed."""
         self.arrived = 0
         """All smaller numbers have arrived."""
+        self._surge = threading.Event()
         self._seen: set[int] = set()
         self._sightings: list[Sighting] = []
         self._failures: list[BaseException] = []
@@ -96,16 +98,34 @@ class Load:
         )
         return [pid for pid, _ in groupby(int(member.rpartition(":")[2]) for (member,) in taken)]
 
+    def surge(self) -> int:
+        """Stash so much in the next transaction that harvesting it takes some seconds; what `stashed` will be then."""
+        self._surge.set()
+        return self.stashed + SURGE
+
+    @property
+    def in_flight(self) -> int:
+        """How many records are marked."""
+        return self.outbox.query(f"SELECT count(leader_id) FROM {self.outbox.name}")[0][0]
+
     def require_all_well(self, *, within: float = 30.0) -> None:
         """Wait until all that is stashed so far has arrived; it must be in order, and by one leader at a time."""
         count = self.stashed
         what = f"the arrival of {count} records of {self.outbox.name}"
-        wait_until(lambda: self._failures or self.arrived >= count, within=within, what=what)
-        assert self._failures == []
+        wait_until(lambda: self.arrived >= self._unless_failed(count), within=within, what=what)
         lanes = {self._lane(number): list(range(number, count, KEYS)) for number in range(KEYS)}
         verdict = judge(lanes, [sighting for sighting in list(self._sightings) if sighting.record < count])
-        assert verdict.complaints == ()
-        assert effects_of_others(self._effects()) == []
+        assert verdict.complaints == (), verdict
+        wrong = effects_of_others(self._effects())
+        assert wrong == [], wrong
+
+    def wait(self, count: int) -> None:
+        """Wait until so many records have been stashed."""
+        wait_until(lambda: self.stashed >= self._unless_failed(count), within=60, what=f"a load of {count} records")
+
+    def _unless_failed(self, count: int) -> int:
+        assert not self._failures, self._failures
+        return count
 
     def _lane(self, number: int) -> Lane:
         return self.outbox.topic, f"k{number % KEYS}"
@@ -123,6 +143,15 @@ class Load:
     def _stash(self) -> None:
         with psycopg.connect(self.outbox.database, autocommit=True) as connection:
             while not self._ending.wait(INTERVAL):
+                if self._surge.is_set():
+                    self._surge.clear()
+                    connection.execute(
+                        f"INSERT INTO {self.outbox.name} (kafka_topic, kafka_key, kafka_value) "
+                        f"SELECT '{self.outbox.topic}', format('k%s', number % {KEYS}), number::text "
+                        f"FROM generate_series({self.stashed}, {self.stashed + SURGE - 1}) AS made (number) "
+                        "ORDER BY made.number".encode()
+                    )
+                    self.stashed += SURGE
                 numbers = range(self.stashed, self.stashed + TRANSACTION)
                 records = [OutboxRecord(*self._lane(number), str(number)) for number in numbers]
                 with connection.transaction():

@@ -80,12 +80,18 @@ class Triggerers:
         for load in self.loads.values():
             load.require_all_well(within=within)
 
+    def surge(self) -> None:
+        """Return when every outbox has just got more than it loses in a moment."""
+        for load, count in [(load, load.surge()) for load in self.loads.values()]:
+            load.wait(count)
+
+    def all_in_flight(self) -> bool:
+        return all(load.in_flight for load in self.loads.values())
+
     def pass_a_while(self) -> None:
         """Wait until much more has been stashed, and has arrived."""
-        ahead = {name: load.stashed + A_WHILE for name, load in self.loads.items()}
-        wait_until(
-            lambda: all(self.loads[name].stashed >= count for name, count in ahead.items()), within=60, what="a load"
-        )
+        for load, count in [(load, load.stashed + A_WHILE) for load in self.loads.values()]:
+            load.wait(count)
         self.require_all_well()
 
     def place(self, *, apart: bool) -> None:
@@ -193,7 +199,10 @@ def test_a_triggerer_that_was_stopped_and_goes_on_has_had_one_leaders_effects(
     triggerer = triggerers.of(before[TASK])
     runner = before[TASK].parent()
     assert runner is not None
+    triggerers.surge()
+    wait_until(triggerers.all_in_flight, within=10, what="records in flight in both outboxes")
     with stopped(triggerer, runner, *(before.values() if whole else ())):
+        assert triggerers.all_in_flight() or not whole, "the stop came too late"
         took = wait_until(
             lambda: len(harvesting(triggerers.airflow)) == 4, within=MOVED_SECONDS, what="a second process an outbox"
         )
@@ -202,6 +211,7 @@ def test_a_triggerer_that_was_stopped_and_goes_on_has_had_one_leaders_effects(
         for name, harvest in before.items():
             assert (triggerers.harvest(name) == harvest) is not whole, "who leads"
             assert not gone(harvest)
+        triggerers.surge()
     took = wait_until(lambda: all(map(gone, before.values())), within=15, what="the end of the first processes")
     print(f"one process an outbox again after {took:.1f} s")
     triggerers.settle()
