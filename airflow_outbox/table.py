@@ -119,7 +119,7 @@ def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
 
 
 def _reason(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
+    return " ".join((error.diag.message_primary or str(error)).split())
 
 
 @contextmanager
@@ -133,6 +133,8 @@ def translated(name: OutboxName) -> Iterator[None]:
         raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
+    except psycopg.errors.DiskFull as error:
+        raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
     except psycopg.Error as error:
         gone = isinstance(error, psycopg.InterfaceError) or (
             isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)

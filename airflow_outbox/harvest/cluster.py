@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.complaints import REFUSALS, explained, is_about_login, refused_settings
+from airflow_outbox.harvest.complaints import REFUSALS, explained, is_about_login, refused_settings, unreached
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -96,12 +96,7 @@ class Cluster:
         return reason
 
     def _unreached(self, reason: str | None) -> KafkaError:
-        if self._complaint is not None:
-            reason = explained(self._complaint, self._kafka).removeprefix("Kafka: ")
-        return KafkaError(
-            f"can't reach Kafka at {self._kafka['bootstrap.servers']}: {reason}. "
-            "Check bootstrap.servers and security.protocol, and that the brokers are up"
-        )
+        return KafkaError(unreached(self._complaint.str() if self._complaint else reason, self._kafka))
 
     def _complain(self, error: BrokerError) -> None:
         if self._complaint is None or is_about_login(error):

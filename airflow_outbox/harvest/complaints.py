@@ -16,6 +16,7 @@ from airflow_outbox.errors import KafkaError
 # KafkaError is an exception, too, whatever its types say, and the consumer raises it.
 REFUSALS: tuple[type[Exception], ...] = (KafkaException, cast("type[Exception]", BrokerError), ValueError, TypeError)
 """What the making of a client may raise."""
+_UNREACHED = (BrokerError._ALL_BROKERS_DOWN, BrokerError._TRANSPORT, BrokerError._RESOLVE)
 _REPEAT_INTERVAL = 10.0
 _MOST_KEPT = 1000
 _PASSING_DETAIL = re.compile(r" \(after \d+ms in state [^)]*\)|^(?:GroupCoordinator: )?(?:\w+://)?\S+:\d+(?:/\w+)?: ")
@@ -33,7 +34,17 @@ def explained(error: BrokerError, kafka: Mapping[str, Any]) -> str:
             f"no TLS connection to Kafka at {servers}: {reason}. "
             "Check security.protocol and ssl.ca.location, and that the broker's certificate names its host"
         )
+    if error.code() in _UNREACHED:
+        return unreached(reason, kafka)
     return f"Kafka: {reason}"
+
+
+def unreached(reason: str | None, kafka: Mapping[str, Any]) -> str:
+    """What to say while no broker answers."""
+    return (
+        f"can't reach Kafka at {kafka.get('bootstrap.servers')}: {reason}. "
+        "Check bootstrap.servers and security.protocol, and that the brokers are up"
+    )
 
 
 def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str) -> KafkaError:

@@ -24,6 +24,7 @@ MakeOutbox = Callable[..., "SecureOutbox"]
 class SecureOutbox(Outbox):
     """An outbox in a database of its own, and the user who may harvest it."""
 
+    kafka: SecureKafka
     user: str
     leader_topic: str
     acls: list[Acl]
@@ -49,7 +50,7 @@ def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[Mak
         name = f"secure-{uuid.uuid4().hex[:12]}"
         databases.append(name)
         outbox = SecureOutbox(postgres.create_database(name), secure.server.bootstrap, f"{name}.data")
-        outbox.user = name
+        outbox.kafka, outbox.user = secure, name
         outbox.leader_topic = f"{name}.leader"
         secure.add_user(name, "pässword")
         secure.make_topic(outbox.topic, partitions=PARTITIONS)
