@@ -32,7 +32,7 @@ ROLE = "harvester"
 PASSWORD = "not-to-be-seen-4H7"
 PARTITIONS = 2
 CHILD = "airflow_outbox.harvest"
-MARKER = "OUTBOX_TESTS_AIRFLOW"
+MARKER = "OUTBOX_TESTS_SERVER"
 """What every process of this Airflow has in its environment, the harvesting ones too, whoever has adopted them."""
 TRIGGERER_TIMEOUT = 6
 """How many seconds a triggerer may be silent before the others take its triggers."""
