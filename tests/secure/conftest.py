@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,16 +80,18 @@ def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[Mak
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a harvester of an outbox: as the command, or as the child. Its stderr goes to a file beside."""
+    """Start a harvester of an outbox, in any thread: as the command, or as the child. Its stderr goes to a file."""
     started: list[Process] = []
+    numbers = itertools.count()
 
     def start(outbox: Outbox, *, child: bool = False, until: str = "forever", **more: Any) -> Process:
-        log = tmp_path / f"harvester-{len(started)}.log"
+        number = next(numbers)
+        log = tmp_path / f"harvester-{number}.log"
         if child:
             first_line = {"config": outbox.settings, "until": until, **more}
             process = Process(CHILD, first_line=first_line, log=log)
         else:
-            file = tmp_path / f"outbox-{len(started)}.yaml"
+            file = tmp_path / f"outbox-{number}.yaml"
             file.write_text(yaml.safe_dump(outbox.settings))
             process = Process([*COMMAND, "harvest", "-f", str(file), "--until", until], log=log, **more)
         started.append(process)

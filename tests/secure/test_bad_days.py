@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -270,8 +271,22 @@ def watch(processes: dict[str, Process]) -> dict[str, Watch]:
 
 
 @pytest.mark.usefixtures("roles")
-def test_bad_days(small_disk: Path | None, make_outbox: MakeOutbox, start: Start) -> None:
+def test_bad_days(
+    small_disk: Path | None,
+    make_outbox: MakeOutbox,
+    start: Start,
+    database: str,
+    server_folder: Path,
+    kafka_classpath: str,
+) -> None:
     """All at once, each for an outbox of its own: each has to be watched for a while."""
+    with ThreadPoolExecutor(1) as thread:
+        broker = thread.submit(outlives_a_broker_whose_disk_is_full, database, server_folder, kafka_classpath, start)
+        outlives_what_is_mended(make_outbox, start, small_disk)
+        broker.result()
+
+
+def outlives_what_is_mended(make_outbox: MakeOutbox, start: Start, small_disk: Path | None) -> None:
     days = {**BAD_DAYS, "the disk is full": full_disk(small_disk)}
     outboxes = {name: make_outbox() for name in days}
     for outbox in outboxes.values():
@@ -298,16 +313,14 @@ def test_bad_days(small_disk: Path | None, make_outbox: MakeOutbox, start: Start
         wait_until(lambda outbox=outbox: outbox.left() == 0, within=30, doing=f"{name}: {errors(processes[name])}")
 
 
-def test_a_broker_whose_disk_is_full(
-    database: str, server_folder: Path, kafka_classpath: str, start: Start, topic_prefix: str
-) -> None:
+def outlives_a_broker_whose_disk_is_full(database: str, folder: Path, classpath: str, start: Start) -> None:
     """Its only log folder fails, and it ends itself. With room again it is started again, and all goes on."""
-    folder = server_folder / "full"
+    folder = folder / "full"
     with (
         small_file_system(folder, 64 * MEGABYTE) as disk,
-        EmbeddedKafka(folder / "kafka", classpath=kafka_classpath) as kafka,
+        EmbeddedKafka(folder / "kafka", classpath=classpath) as kafka,
     ):
-        outbox = make_plain_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+        outbox = make_plain_outbox(database, bootstrap=kafka.bootstrap, topic="data")
         process = start(outbox)
         process.wait_for("progress", standing="leading")
         if disk is None:
