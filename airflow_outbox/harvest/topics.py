@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
 from confluent_kafka import KafkaError as BrokerError
@@ -15,6 +16,8 @@ from airflow_outbox.harvest.complaints import explained, not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 
 _HEARTBEATS_KEPT_MS = 600_000
+_MAKING_TIME = 10.0
+_MAKING_POLL = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,33 @@ class KafkaNames:
         return cls(config.leader_topic or f"{own}.leader", config.leader_group_id or own)
 
 
+def is_kafkas_own(topic: str) -> bool:
+    """Whether Kafka keeps its own state in a topic, as in `__consumer_offsets`, and clients can't write to it.
+
+    An example of goharvest's elects on that topic: such an election has to do without heartbeats.
+    """
+    return topic.startswith("__")
+
+
 def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
     """How many partitions the topic of the election has. Raises KafkaError when it is not there."""
-    topic = Cluster(config.kafka).topics([names.leader_topic])[names.leader_topic]
+    topic = _leader_topic(Cluster(config.kafka), names)
     if isinstance(topic, BrokerError):
         raise KafkaError(unusable(names.leader_topic, topic, config))
     return len(topic.partitions)
+
+
+def _leader_topic(cluster: Cluster, names: KafkaNames) -> Any:
+    """The topic of the election, or the broker's error."""
+    deadline = time.monotonic() + _MAKING_TIME
+    while True:
+        topic = cluster.topics([names.leader_topic])[names.leader_topic]
+        if not isinstance(topic, BrokerError) or topic.code() != BrokerError.UNKNOWN_TOPIC_OR_PART:
+            return topic
+        if not is_kafkas_own(names.leader_topic) or time.monotonic() > deadline:
+            return topic
+        cluster.group(names.leader_group_id)  # Kafka makes the topics of its own when a group is first asked for
+        time.sleep(_MAKING_POLL)
 
 
 def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> str:
@@ -55,7 +79,7 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
     Raises KafkaError.
     """
     cluster = Cluster(config.kafka)
-    if not isinstance(cluster.topics([names.leader_topic])[names.leader_topic], BrokerError):
+    if is_kafkas_own(names.leader_topic) or not isinstance(_leader_topic(cluster, names), BrokerError):
         return False
     topic = NewTopic(
         names.leader_topic,

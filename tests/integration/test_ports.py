@@ -25,7 +25,7 @@ from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Delivery, Election, Log, Table
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.election import Change, Lead, Standing
-from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, leader_partitions, make_leader_topic
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import MarkedRecord
@@ -268,27 +268,28 @@ class Member:
             assert isinstance(await self.changes.get(), change)
 
 
-@pytest.fixture(params=["real", "simulated"])
+@pytest.fixture(params=["real", "real, on a topic of Kafka's own", "simulated"])
 async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterator[Callable[[], Member]]:
     """A function that makes a new member of one group."""
     world = World(random.Random(1))
     members: list[Member] = []
     tasks: list[asyncio.Task[None]] = []
-    if request.param == "real":
+    if request.param != "simulated":
         settings = config(
             request.getfixturevalue("kafka"),
-            leader_topic=topic_prefix + "leader",
+            leader_topic=topic_prefix + "leader" if request.param == "real" else "__consumer_offsets",
             leader_group_id=topic_prefix + "group",
         )
         names = KafkaNames.of(settings, uuid4())
-        assert make_leader_topic(settings, names)
+        assert make_leader_topic(settings, names) == (request.param == "real")
         assert not make_leader_topic(settings, names)
+        partitions = leader_partitions(settings, names)
 
     def new_election() -> Election:
         if request.param == "simulated":
             return SimulatedElection(world, HEARTBEAT_TIMEOUT)
         return NeliElection(
-            settings, topic=names.leader_topic, partitions=1, group_id=names.leader_group_id, on_error=print
+            settings, topic=names.leader_topic, partitions=partitions, group_id=names.leader_group_id, on_error=print
         )
 
     async def collect(member: Member) -> None:
