@@ -61,6 +61,20 @@ class Cluster:
         )
         return self._answers(answers)[name]
 
+    def members(self, group: str, *, timeout: float = _TIMEOUT) -> list[str]:
+        """The ids of a consumer group's members. Raises KafkaError also when the broker does not tell, in `timeout`
+        seconds.
+        """
+        # Not by the call that `group` makes: when it times out without a broker, it may abort the process (librdkafka
+        # 2.16).
+        try:
+            found = self._client.list_groups(group, timeout=timeout)
+        except KafkaException as error:
+            raise self._unreached(error.args[0].str()) from error
+        if not found or found[0].error is not None:
+            raise KafkaError(f"Kafka does not say who is in group {group}: {found[0].error if found else 'no answer'}")
+        return [str(member.id) for member in found[0].members]
+
     def topic_settings(self, names: Collection[str]) -> dict[str, Any]:
         """Settings by topic, or the broker's error."""
         if not names:

@@ -4,9 +4,6 @@ What it means is decided in protocol/election.py. A thread polls the consumer, s
 this member owns at every poll, and tells the event loop what the candidates decided. Kafka calls the rebalance
 callbacks from that poll, and waits for them: they are the barrier in which the outgoing leader finishes, for at most
 the heartbeat timeout.
-
-To a topic of Kafka's own, on which goharvest's examples elect, no heartbeat can be written. There the group's answers
-take the heartbeats' place: each says that this member reaches the coordinator and is of its present generation.
 """
 
 from __future__ import annotations
@@ -23,32 +20,38 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Produ
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import KafkaError
+from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
-from airflow_outbox.harvest.topics import is_kafkas_own
 
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_INTERVAL = 0.1
 _CLOSING_TIME = 5.0
+_LEAVING_TIME = 1.0
+_LEAVING_POLL = 0.01
 
 
-def consumer_settings(config: HarvestConfig, group_id: str) -> dict[str, Any]:
-    """A new member's settings: defaults, then the user's, then what the protocol depends on."""
+def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> dict[str, Any]:
+    """A member's settings: defaults, then the user's, then what the protocol depends on.
+
+    `place` is what the group knows the member by.
+    """
     session_timeout_ms = int(config.limits.session_timeout * 1000)
     given = {**CLIENT_SETTINGS, **config.kafka, **config.kafka_consumer}
     return {
         **given,
-        # The group's assignor goes by the members' ids, which begin with this: who joined first sorts first, so that a
-        # member that joins takes nothing from a leader.
-        "client.id": f"{given['client.id']}-{time.time_ns():020d}",
         "group.id": group_id,
+        # A broker that comes back after longer than the session timeout still counts its members of before. A member
+        # without a name of its own would have to join as another, and wait until the group has missed the first.
+        "group.instance.id": place,
         "group.protocol": "classic",
         "partition.assignment.strategy": "range,roundrobin",
         "session.timeout.ms": session_timeout_ms,
-        "heartbeat.interval.ms": max(100, session_timeout_ms // 10),
+        # With its answer a member learns that it is to rebalance, and so that a leader has left.
+        "heartbeat.interval.ms": max(100, session_timeout_ms // 20),
         # A leader whose polling has stopped is to lose the role as soon as one whose process has stopped.
         "max.poll.interval.ms": session_timeout_ms,
         "auto.offset.reset": "latest",
@@ -56,6 +59,13 @@ def consumer_settings(config: HarvestConfig, group_id: str) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         "allow.auto.create.topics": False,
     }
+
+
+def new_place() -> str:
+    """What a new member is known by. The group's assignor goes by it, and who was there first sorts first: a member
+    that joins takes nothing from a leader.
+    """
+    return f"{time.time_ns():020d}-{uuid4().hex[:12]}"
 
 
 class _Seat:
@@ -85,7 +95,6 @@ class NeliElection:
         Raises KafkaError for settings it refuses. With tokens it waits for one: make it in a thread.
         """
         self._topic = topic
-        self._heartbeats_are_possible = not is_kafkas_own(topic)
         self._partitions = partitions
         self._timeout = config.limits.heartbeat_timeout
         self._on_error = on_error
@@ -96,7 +105,8 @@ class NeliElection:
         }
         self._lock = threading.Lock()  # candidates are asked by the polling thread and told by the event loop
         self._resigned: str | None = None
-        self._expelled = False
+        self._lost_session = False
+        self._place = new_place()
         self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changes: asyncio.Queue[tuple[int, Change] | Exception | None] = asyncio.Queue()
@@ -161,15 +171,19 @@ class NeliElection:
             self._in_loop(self._changes.put_nowait, bug)
 
     def _new_consumer(self) -> Consumer:
-        settings = consumer_settings(self._config, self._group_id)
+        settings = consumer_settings(self._config, self._group_id, place=self._place)
         return Consumer({**settings, "error_cb": self._complain, "on_commit": self._answered}, logger=logger)
 
     def _be_a_member(self) -> None:
-        self._expelled = False
+        self._lost_session = False
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        while not self._expelled and self._resigned is None and not self._closing.is_set():
+        while not self._lost_session and self._resigned is None and not self._closing.is_set():
             self._poll_once()
+        if not self._lost_session:
+            self._leave()
         self._consumer.close()
+        if not (self._lost_session and self._still_has_its_place()):
+            self._place = new_place()
         while not self._closing.is_set():
             try:
                 self._consumer = self._new_consumer()
@@ -178,12 +192,34 @@ class NeliElection:
                 self._in_loop(self._on_error, str(self._refused(error)))
                 self._closing.wait(1)
 
+    def _leave(self) -> None:
+        """Tell the group, which would wait for a member that has a name of its own and only closes."""
+        self._consumer.unsubscribe()
+        due = time.monotonic() + self._timeout + _LEAVING_TIME
+        while self._consumer.memberid() and time.monotonic() < due:
+            self._consumer.poll(_LEAVING_POLL)
+
+    def _still_has_its_place(self) -> bool:
+        """Whether the group counts this member, as the coordinator says once it can be asked: it has not gone on with
+        others, Kafka has been away.
+        """
+        cluster: Cluster | None = None
+        while not self._closing.is_set():
+            try:
+                cluster = cluster or Cluster(self._config.kafka)
+                members = cluster.members(self._group_id, timeout=self._timeout)
+                return any(member.startswith(self._place) for member in members)
+            except KafkaError as error:
+                self._in_loop(self._on_error, str(error))
+                self._closing.wait(_HEARTBEAT_INTERVAL)
+        return False
+
     def _refused(self, error: Exception) -> KafkaError:
         return refused_settings(error, self._config.kafka, remedy="Correct kafka or kafka_consumer")
 
     def _poll_once(self) -> None:
         for partition, seat in self._seats.items():
-            if seat.candidate.is_owner and self._heartbeats_are_possible:
+            if seat.candidate.is_owner:
                 self._send_heartbeat(partition)
         self._producer.poll(0)
         due = time.monotonic() + _HEARTBEAT_INTERVAL
@@ -195,11 +231,7 @@ class NeliElection:
         with self._lock:
             for partition, seat in self._seats.items():
                 self._tell(seat, seat.candidate.passed(now))
-                wanted = seat.candidate.wants_confirmation(now)
-                if not self._heartbeats_are_possible and seat.candidate.is_owner:
-                    seat.position += 1
-                    wanted = True
-                if wanted and seat.may_ask(now, self._timeout):
+                if seat.candidate.wants_confirmation(now) and seat.may_ask(now, self._timeout):
                     self._ask_the_group(partition, seat, now)
 
     def _send_heartbeat(self, partition: int) -> None:
@@ -244,16 +276,11 @@ class NeliElection:
                 seat = self._seats.get(partition.partition)
                 asked_at = seat.questions.pop(partition.offset, None) if seat is not None else None
                 if seat is not None and asked_at is not None and error is None and partition.error is None:
-                    if not self._heartbeats_are_possible:
-                        seat.candidate.heartbeat_read(asked_at)
                     self._tell(seat, seat.candidate.confirmed(asked_at, now))
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # From the end: older heartbeats prove nothing.
-        owned = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]
-        consumer.assign(owned)
-        if not self._heartbeats_are_possible:
-            consumer.pause(owned)  # there is nothing to read
+        consumer.assign([TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions])
         with self._lock:
             for seat in self._seats_of(partitions):
                 self._tell(seat, seat.candidate.assigned(time.monotonic()))
@@ -272,8 +299,9 @@ class NeliElection:
         consumer.unassign()
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """The group has gone on without this member: it comes back as a new one, which takes nothing from a leader."""
-        self._expelled = True
+        """Kafka or this process was away for longer than the session timeout."""
+        self._lost_session = True
+        consumer.unsubscribe()  # or it would join again by itself, under the same name, and take the role back
         self._revoked(consumer, partitions)
 
     def _seats_of(self, partitions: list[TopicPartition]) -> list[_Seat]:
@@ -288,6 +316,8 @@ class NeliElection:
             self._in_loop(self._changes.put_nowait, (shard, change))
 
     def _complain(self, error: BrokerError) -> None:
+        if error.fatal():  # as when the group has let in another under this member's name: only a new consumer can join
+            self._lost_session = True
         if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
             self._in_loop(self._on_error, f"there is no topic {self._topic}. Run `airflow-outbox init`")
         elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
