@@ -4,6 +4,9 @@ What it means is decided in protocol/election.py. A thread polls the consumer, s
 this member owns at every poll, and tells the event loop what the candidates decided. Kafka calls the rebalance
 callbacks from that poll, and waits for them: they are the barrier in which the outgoing leader finishes, for at most
 the heartbeat timeout.
+
+To a topic of Kafka's own, on which goharvest's examples elect, no heartbeat can be written. There the group's answers
+take the heartbeats' place: each says that this member reaches the coordinator and is of its present generation.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, 
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
+from airflow_outbox.harvest.topics import is_kafkas_own
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +99,7 @@ class NeliElection:
         Raises KafkaError for settings it refuses. With tokens it waits for one: make it in a thread.
         """
         self._topic = topic
+        self._heartbeats_are_possible = not is_kafkas_own(topic)
         self._partitions = partitions
         self._timeout = config.limits.heartbeat_timeout
         self._on_error = on_error
@@ -219,7 +224,7 @@ class NeliElection:
 
     def _poll_once(self) -> None:
         for partition, seat in self._seats.items():
-            if seat.candidate.is_owner:
+            if seat.candidate.is_owner and self._heartbeats_are_possible:
                 self._send_heartbeat(partition)
         self._producer.poll(0)
         due = time.monotonic() + _HEARTBEAT_INTERVAL
@@ -231,7 +236,11 @@ class NeliElection:
         with self._lock:
             for partition, seat in self._seats.items():
                 self._tell(seat, seat.candidate.passed(now))
-                if seat.candidate.wants_confirmation(now) and seat.may_ask(now, self._timeout):
+                wanted = seat.candidate.wants_confirmation(now)
+                if not self._heartbeats_are_possible and seat.candidate.is_owner:
+                    seat.position += 1
+                    wanted = True
+                if wanted and seat.may_ask(now, self._timeout):
                     self._ask_the_group(partition, seat, now)
 
     def _send_heartbeat(self, partition: int) -> None:
@@ -276,11 +285,16 @@ class NeliElection:
                 seat = self._seats.get(partition.partition)
                 asked_at = seat.questions.pop(partition.offset, None) if seat is not None else None
                 if seat is not None and asked_at is not None and error is None and partition.error is None:
+                    if not self._heartbeats_are_possible:
+                        seat.candidate.heartbeat_read(asked_at)
                     self._tell(seat, seat.candidate.confirmed(asked_at, now))
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # From the end: older heartbeats prove nothing.
-        consumer.assign([TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions])
+        owned = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]
+        consumer.assign(owned)
+        if not self._heartbeats_are_possible:
+            consumer.pause(owned)  # there is nothing to read
         with self._lock:
             for seat in self._seats_of(partitions):
                 self._tell(seat, seat.candidate.assigned(time.monotonic()))
