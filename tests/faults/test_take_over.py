@@ -129,11 +129,13 @@ def test_a_stopped_leader_that_holds_the_fence_loses_its_backend(scene: Scene) -
         "AND datname = current_database()"
     )
     with psycopg.connect(scene.outbox.database) as locking:
-        # Rows that no leader has marked: it must come upon them.
-        locked = locking.execute(
-            "SELECT FROM outbox WHERE leader_id IS NULL ORDER BY id DESC LIMIT 1000 FOR UPDATE SKIP LOCKED"
-        )
-        assert locked.rowcount > 0
+
+        def some_are_locked() -> bool:
+            """Rows that no leader has marked, so that it comes upon them; it may have marked all that there are."""
+            unmarked = "SELECT FROM outbox WHERE leader_id IS NULL ORDER BY id DESC LIMIT 1000 FOR UPDATE SKIP LOCKED"
+            return locking.execute(unmarked).rowcount > 0
+
+        scene.wait_until(some_are_locked, within=10)
         waiting = f"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {backend}"
         scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)], within=10)
         os.kill(leader.popen.pid, signal.SIGSTOP)
