@@ -13,7 +13,14 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.complaints import REFUSALS, explained, is_about_login, refused_settings, unreached
+from airflow_outbox.harvest.complaints import (
+    REFUSALS,
+    explained,
+    is_about_login,
+    reason_of,
+    refused_settings,
+    unreached,
+)
 from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -110,7 +117,7 @@ class Cluster:
         return reason
 
     def _unreached(self, reason: str | None) -> KafkaError:
-        return KafkaError(unreached(self._complaint.str() if self._complaint else reason, self._kafka))
+        return KafkaError(unreached(reason_of(self._complaint) if self._complaint else reason, self._kafka))
 
     def _complain(self, error: BrokerError) -> None:
         if self._complaint is None or is_about_login(error):

@@ -25,7 +25,7 @@ _ACLS = "`airflow-outbox check --acls table` lists what the harvester needs"
 
 def explained(error: BrokerError, kafka: Mapping[str, Any]) -> str:
     """A complaint with what to do about it; `kafka` are the settings of the client that complains."""
-    reason = _PASSING_DETAIL.sub("", error.str() or error.name())
+    reason = reason_of(error)
     servers = kafka.get("bootstrap.servers")
     if error.code() == BrokerError._AUTHENTICATION:
         return f"Kafka refuses the login at {servers}: {_why_no_token(kafka) or reason}. {_remedy_of_login(kafka)}"
@@ -45,6 +45,11 @@ def unreached(reason: str | None, kafka: Mapping[str, Any]) -> str:
         f"can't reach Kafka at {kafka.get('bootstrap.servers')}: {reason}. "
         "Check bootstrap.servers and security.protocol, and that the brokers are up"
     )
+
+
+def reason_of(error: BrokerError) -> str:
+    """The complaint itself, alike each time it is made: without the connection, and how long that lasted."""
+    return _PASSING_DETAIL.sub("", error.str() or error.name())
 
 
 def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str) -> KafkaError:
