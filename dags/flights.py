@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow.sdk import DAG, Param
+
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 
 with DAG(
