@@ -68,9 +68,9 @@ class Cluster:
         )
         return self._answers(answers)[name]
 
-    def members(self, group: str, *, timeout: float = _TIMEOUT) -> list[str]:
-        """The ids of a consumer group's members. Raises KafkaError also when the broker does not tell, in `timeout`
-        seconds.
+    def members(self, group: str, *, timeout: float = _TIMEOUT) -> list[str] | None:
+        """The ids of a consumer group's members; None when the brokers know of no such group, or not yet, or don't tell
+        this user. Raises KafkaError also when none answers in `timeout` seconds.
         """
         # Not by the call that `group` makes: when it times out without a broker, it may abort the process (librdkafka
         # 2.16).
@@ -79,7 +79,7 @@ class Cluster:
         except KafkaException as error:
             raise self._unreached(error.args[0].str()) from error
         if not found or found[0].error is not None:
-            raise KafkaError(f"Kafka does not say who is in group {group}: {found[0].error if found else 'no answer'}")
+            return None
         return [str(member.id) for member in found[0].members]
 
     def topic_settings(self, names: Collection[str]) -> dict[str, Any]:

@@ -206,17 +206,22 @@ class NeliElection:
 
     def _still_has_its_place(self) -> bool:
         """Whether the group counts this member, as the coordinator says once it can be asked: it has not gone on with
-        others, Kafka has been away.
+        others, Kafka has been away. A group of which nothing is heard for a session timeout has none left.
         """
         cluster: Cluster | None = None
+        untold_since: float | None = None
         while not self._closing.is_set():
             try:
                 cluster = cluster or Cluster(self._config.kafka)
                 members = cluster.members(self._group_id, timeout=self._timeout)
-                return any(member.startswith(self._place) for member in members)
+                if members is not None:
+                    return any(member.startswith(self._place) for member in members)
+                untold_since = untold_since or time.monotonic()
+                if time.monotonic() - untold_since > self._config.limits.session_timeout:
+                    return False
             except KafkaError as error:
                 self._in_loop(self._on_error, str(error))
-                self._closing.wait(_HEARTBEAT_INTERVAL)
+            self._closing.wait(_HEARTBEAT_INTERVAL)
         return False
 
     def _refused(self, error: Exception) -> KafkaError:

@@ -299,8 +299,8 @@ def outlives_what_is_mended(make_outbox: MakeOutbox, start: Start, small_disk: P
     for name, day in days.items():
         wait_until(
             lambda day=day, name=name: any(re.search(day.says, error) for error in errors(processes[name])),
-            within=20,
-            doing=f"{name}: {processes[name].events}",
+            within=40,
+            doing=name,
         )
     watched = watch(processes)
     assert {name: seen for name, seen in watched.items() if seen.cpu > MOST_CPU or seen.lines > MOST_LINES} == {}
