@@ -257,9 +257,13 @@ class _Link:
         """Pass on what is due."""
         to = self._server if way is Way.REQUESTS else self.client
         waiting = self._on_the_way[way]
+        if to is self.client and to.transport is None:
+            waiting.clear()
         while waiting and waiting[0][0] <= self._proxy._loop.time() and to.transport is not None:
             _, data = waiting.popleft()
-            if data is None:
+            if data is None and to is self._server and to.transport.can_write_eof():
+                to.transport.write_eof()  # and no reset, so that the server still does what it was asked
+            elif data is None:
                 to.transport.close()
             else:
                 to.transport.write(data)

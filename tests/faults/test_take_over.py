@@ -8,6 +8,7 @@ import threading
 import time
 
 import psycopg
+import pytest
 from faults.scene import MARK, Scene, moment_of, wait_for_the_broker
 from harvesting import Process
 
@@ -47,12 +48,17 @@ def test_after_a_clean_stop_the_first_record_comes_within_a_second(scene: Scene)
     scene.ends_well()
 
 
-def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(scene: Scene, is_long: bool) -> None:
-    scene.leader()
+@pytest.mark.parametrize("session_timeout", [SESSION_TIMEOUT, 2 * SESSION_TIMEOUT])
+def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
+    scene: Scene, is_long: bool, session_timeout: float
+) -> None:
+    scene.leader(limits={"session_timeout": session_timeout})
     scene.midway()
     scene.servers.kafka.kill()
     scene.was_in_flight()
-    time.sleep(20 if is_long else 8)
+    time.sleep(
+        20 if is_long else session_timeout + 2
+    )  # longer than the members of the group keep their places by themselves
     starting = threading.Thread(target=scene.servers.kafka.start)
     starting.start()
     returned_at = wait_for_the_broker(scene.servers.kafka)
@@ -78,6 +84,18 @@ def test_a_fenced_leader_does_not_duel(scene: Scene) -> None:
     assert scene.views() - views <= 2, scene.story()
     assert scene.standing(leader) == "standby", scene.story()
     assert scene.standing(standby) == "leading", scene.story()
+    scene.ends_well()
+
+
+def test_a_lone_leader_that_was_stopped_for_long_leads_again(scene: Scene) -> None:
+    leader = scene.leader()
+    scene.midway()
+    os.kill(leader.popen.pid, signal.SIGSTOP)
+    scene.was_in_flight()
+    since = len(leader.events)
+    scene.wait_until(lambda: scene.group_members() == 0, within=SESSION_TIMEOUT + SLACK)
+    os.kill(leader.popen.pid, signal.SIGCONT)
+    scene.next_event(leader, "view", since=since, within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
     scene.ends_well()
 
 
