@@ -73,6 +73,15 @@ class TakeOverError(PostgresError):
     """The fence row stays locked. Look in pg_stat_activity for the session that holds it, and end it."""
 
 
+class HistoryError(OutboxError):
+    """The database or the ledger is of another history than the one that was harvested. Nothing was purged.
+
+    Find out what was restored, failed over or made anew, and run `airflow-outbox adopt`.
+    """
+
+    REMEDY = "Nothing was purged or published. Find out what was restored, failed over or made anew; then run `airflow-outbox adopt`"
+
+
 class PublishError(KafkaError):
     """Records could not be published; they stay in the outbox and are tried again."""
 

@@ -56,3 +56,25 @@ class Ticket:
             return cls(UUID(outbox_id), int(incarnation), int(transaction_id))
         except (ValueError, AttributeError) as error:
             raise InvalidTicketError(f"not a ticket: {text!r}. Pass on, unchanged, what stash() returned") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Which transactions are visible: those below `xmax`, but for the ones in progress. As Postgres' pg_snapshot."""
+
+    xmin: int
+    xmax: int
+    in_progress: frozenset[int] = frozenset()
+
+    def sees(self, transaction_id: int) -> bool:
+        """Whether the transaction had ended, one way or the other, when the snapshot was taken."""
+        return transaction_id < self.xmax and transaction_id not in self.in_progress
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what Postgres writes: `xmin:xmax:xid,xid,…`."""
+        xmin, xmax, in_progress = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(int(xid) for xid in in_progress.split(",") if xid))
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.in_progress)))}"

@@ -7,9 +7,9 @@ OutboxTable speaks over one connection and is used by one thread at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -27,10 +27,13 @@ from airflow_outbox.errors import (
     SchemaVersionError,
     TakeOverError,
 )
+from airflow_outbox.fence import Fence, History, Pulse, Request, Witness
 from airflow_outbox.names import OutboxName
+from airflow_outbox.pages import BYTES, Length, OutboxRow, Page, Reading
+from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 SHARD = 0
 
@@ -55,14 +58,6 @@ class Identity:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What operators ask of a leader: to mark nothing for a while, or to let another member lead."""
-
-    paused: bool = False
-    handover: bool = False
-
-
 class MarkedRecord(NamedTuple):
     """A record that is claimed for publishing, as it stands in the outbox."""
 
@@ -82,7 +77,8 @@ class MarkedRecord(NamedTuple):
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    tables = {"outbox": name.beside(""), "leader": name.beside("leader"), "commits": name.beside("commits")}
+    beside = ("leader", "commits", "adoptions")
+    tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 
 
@@ -180,36 +176,114 @@ class OutboxTable:
         row = self._row("backend")
         return cast("dict[str, Any]", row[0] if row else {})
 
-    def take_over(self, view: UUID, backends: Sequence[Mapping[str, Any]], member: str) -> Request:
+    def take_over(
+        self, view: UUID, backends: Sequence[Mapping[str, Any]], *, member: str, after: Collection[UUID] = ()
+    ) -> Fence:
         """Write a new view into the fence row; where an old view's statement holds the row, end its backends.
 
-        `member` is what operators know this member by. Raises TakeOverError when the row stays locked all the same, by
+        `member` is what operators know this member by. `after`, unless it is empty, are the only views to be followed.
+        Raises FencedError where the fence names none of them, TakeOverError when the row stays locked all the same, by
         a session that is no leader's.
         """
-        values = {"view": view, "backends": json.dumps(list(backends)), "member": member}
+        values = {"view": view, "backends": json.dumps(list(backends)), "member": member, "after": list(after)}
         try:
-            return self._take_over(values)
+            self._take_over(values)
         except PostgresError as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-        self._row("end_old_backends")
+            self._row("end_old_backends")
+            self._take_over_at_last(values)
+        return self.fence(view)
+
+    def _take_over_at_last(self, values: Mapping[str, Any]) -> None:
         try:
-            return self._take_over(values)
+            self._take_over(values)
         except PostgresError as error:
             raise TakeOverError(
                 f"{self.name.text('leader')}: the row of shard {SHARD} stays locked. "
                 "Look in pg_stat_activity for the session that holds it, and end it"
             ) from error
 
-    def _take_over(self, values: Mapping[str, Any]) -> Request:
+    def _take_over(self, values: Mapping[str, Any]) -> None:
         with translated(self.name), self.connection.transaction():
             self.connection.execute(self._render("wait_briefly"))
-            row = self._row("take_over", **values)
+            row = self._row("take_over", outbox=self.name.text(), **values)
         if row is None:
+            if values["after"]:
+                raise self._fenced()
             raise OutboxMissingError(
                 f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`"
             )
-        return Request(paused=row[0])
+
+    def fence(self, view: UUID) -> Fence:
+        """The fence row, and what the database says of itself now. Raises FencedError."""
+        newest = self._render("newest_transaction_id") if "transaction_id" in self.columns else sql.SQL("0")
+        row = self._row("fence", {"newest_transaction_id": newest}, view=view, outbox=self.name.text())
+        if row is None:
+            raise self._fenced()
+        paused, handover, outbox_id, incarnation, delivery, *numbers = row
+        return Fence(
+            request=Request(paused=paused, handover=handover),
+            outbox_id=outbox_id,
+            incarnation=incarnation,
+            delivery=delivery,
+            recorded=History(*numbers[:3]),
+            present=History(*numbers[3:6]),
+            witness=Witness(*numbers[6:10]),
+            last_drawn=self._drawn(numbers[10]),
+            next_transaction_id=numbers[11],
+            newest_transaction_id=numbers[12],
+        )
+
+    def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
+        """Record how the term harvests, and which ledger it goes by. Raises FencedError."""
+        self._fenced_unless(self._row("begin", view=view, delivery=delivery, **asdict(witness)))
+
+    def prefer_indexes(self) -> None:
+        """Keep this connection from scanning the table."""
+        with translated(self.name):
+            self.connection.execute(self._render("prefer_indexes"))
+
+    def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        """The next page of a window."""
+        values = {
+            "after": None if reading.after is None else str(reading.after),
+            "within": None if reading.within is None else str(reading.within),
+            "above": reading.above,
+            "max_records": max_records,
+            "max_bytes": max_bytes,
+        }
+        statement = "read_on" if reading.after is None or reading.within is not None else "read_window"
+        with translated(self.name), self.connection.cursor(binary=True) as cursor:
+            cursor.execute(self._readings[statement, transaction_ids], values, prepare=True)
+            _, seen, *_ = cast("tuple[Any, ...]", cursor.fetchone())
+            rows = cast("list[OutboxRow]", cursor.fetchall())
+        snapshot, written, flushed = seen.split(" ")
+        return Page(
+            rows=rows,
+            snapshot=Snapshot.parse(snapshot),
+            complete=len(rows) < max_records and (not rows or rows[-1][BYTES] < max_bytes),
+            written=int(written),
+            flushed=int(flushed),
+        )
+
+    def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
+        """How many records each of these transactions has in the outbox, and the last one's id."""
+        query = self._render("lengths")
+        with translated(self.name):
+            rows = self.connection.execute(query, {"transaction_ids": [str(number) for number in transaction_ids]})
+            return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
+
+    def flush(self, position: int) -> int:
+        """Wait until Postgres' log is on disk up to a position; how far it is."""
+        flushed = self._number("flushed")
+        return flushed if flushed >= position else self._number("flush")
+
+    def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+        """Delete published records that the snapshot sees; how far Postgres' log is on disk. Raises FencedError."""
+        row = self._row("purge_published", view=view, ids=list(ids), snapshot=str(snapshot))
+        self._fenced_unless(row)
+        return int(cast("tuple[Any, ...]", row)[1])
 
     def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         """Claim and return the next records by id; none when nothing is due. Raises FencedError."""
@@ -236,16 +310,19 @@ class OutboxTable:
         """Take this view's mark from records that were not published. Raises FencedError."""
         self._fenced_unless(self._row("reset", view=view, ids=list(ids)))
 
-    def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
-        """Tell the fence row that the view is alive and has published that many more records; `rate` is in records/s.
-
-        Returns what operators ask for. Raises FencedError.
+    def heartbeat(
+        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+    ) -> Pulse:
+        """Tell the fence row that the view is alive, has published that many more records, and what it has witnessed;
+        `rate` is in records/s. Raises FencedError.
         """
-        row = self._row("heartbeat", view=view, published=published, in_flight=in_flight, rate=rate)
+        seen = {"batch": None, "offset": None, "highest_id": None} | (asdict(witness) if witness else {})
+        values = {"published": published, "in_flight": in_flight, "rate": rate, "outbox": self.name.text()}
+        row = self._row("heartbeat", view=view, **values, **seen)
         if row is None:
             raise self._fenced()
-        paused, handover = row
-        return Request(paused=paused, handover=handover)
+        paused, handover, table_oid, last_drawn = row
+        return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn))
 
     def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row, for `check` and for people."""
@@ -261,15 +338,40 @@ class OutboxTable:
 
     @cached_property
     def _mark(self) -> sql.Composed:
-        partition = "kafka_partition" in self.columns
-        return self._render("mark", partition=sql.Identifier("kafka_partition") if partition else sql.NULL)
+        return self._render("mark", partition=self._partition)
+
+    @property
+    def _partition(self) -> sql.Composable:
+        return sql.Identifier("kafka_partition") if "kafka_partition" in self.columns else sql.NULL
+
+    @cached_property
+    def _readings(self) -> Mapping[tuple[str, bool], sql.Composed]:
+        wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
+        return {
+            (statement, asked): self._render(statement, partition=self._partition, transaction_id=transaction_id)
+            for statement in ("read_window", "read_on")
+            for asked, transaction_id in wanted.items()
+        }
 
     def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
         return render(statements("queries.sql")[statement], self.name, **parts)
 
-    def _row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
+    def _row(
+        self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
+    ) -> tuple[Any, ...] | None:
         with translated(self.name):
-            return self.connection.execute(self._render(statement), {"shard": SHARD, **values}).fetchone()
+            query = self._render(statement, **(parts or {}))
+            return self.connection.execute(query, {"shard": SHARD, **values}).fetchone()
+
+    def _number(self, statement: str) -> int:
+        return int(cast("tuple[int]", self._row(statement))[0])
+
+    def _drawn(self, last_drawn: int | None) -> int:
+        if last_drawn is None:
+            raise PostgresError(
+                f"the role may not look at the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it needs"
+            )
+        return last_drawn
 
     def _fenced_unless(self, row: tuple[Any, ...] | None) -> None:
         if row is None or row[0] is False:

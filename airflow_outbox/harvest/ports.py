@@ -7,14 +7,18 @@ the simulated ports pass one conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 from airflow_outbox.errors import OutboxError
+from airflow_outbox.fence import Fence, Pulse, Request, Witness
 from airflow_outbox.harvest.protocol.election import Change, Standing
-from airflow_outbox.table import MarkedRecord, Request
+from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.records import Snapshot
+from airflow_outbox.table import MarkedRecord
 
 
 class Events(Protocol):
@@ -29,16 +33,42 @@ class Table(Protocol):
     Any method may raise PostgresError; what it was asked to do may then have happened or not.
     """
 
-    async def take_over(self, view: UUID) -> Request:
+    async def take_over(self, view: UUID, *, after: Collection[UUID] = ()) -> Fence:
         """Write a new view into the fence row.
 
-        Once it returns, no statement of an older view can change anything any more. What operators ask for is returned.
+        Once it returns, no statement of an older view can change anything any more. Unless `after` is empty, only where
+        the fence names one of these views; FencedError otherwise. Makes new connections: what was under way on the old
+        ones may still happen before it returns.
         """
+
+    async def fence(self, view: UUID) -> Fence:
+        """The fence row, and what the database says of itself now. Raises FencedError."""
+
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
+        """Record in the fence row in which mode the term harvests, and which ledger it goes by. Raises FencedError."""
 
     async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
         """Claim the next records, in id order, unmarked or marked by another view; none when nothing is due.
 
         Raises FencedError.
+        """
+
+    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        """The next page of a window: at most `max_records`, and no more than it takes to reach `max_bytes`.
+
+        Changes nothing and asks for no fence. `transaction_ids` tells whether the rows are to carry theirs.
+        """
+
+    async def lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        """How many records each of these transactions has in the outbox, and the last one's id."""
+
+    async def flush(self, position: int) -> int:
+        """Wait until Postgres' log is on disk up to a position; how far it is."""
+
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+        """Delete records by exact ids, as far as the snapshot sees their transactions. Raises FencedError.
+
+        Returns how far Postgres' log is on disk.
         """
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
@@ -53,10 +83,12 @@ class Table(Protocol):
         Waits for no lock, and for no other call.
         """
 
-    async def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
-        """Say in the fence row that the view is alive and has published so many more records.
+    async def heartbeat(
+        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+    ) -> Pulse:
+        """Say in the fence row that the view is alive, has published so many more records, and what it has witnessed.
 
-        Returns what operators ask for. Raises FencedError.
+        Durable once it returns. Raises FencedError.
         """
 
     async def note_error(self, view: UUID, error: str) -> None:
@@ -97,6 +129,41 @@ class LogFactory(Protocol):
     """Makes the log of a new term. Raises KafkaError."""
 
     async def __call__(self) -> Log: ...
+
+
+class TransactionalLog(Protocol):
+    """A transactional producer to Kafka and the ledger beside it, for one term.
+
+    Any method may raise KafkaError; what it was asked to do may then have happened or not, and the log is of no use any
+    more but for `close`. What was not committed is never seen by consumers that read committed.
+    """
+
+    async def fence(self) -> None:
+        """End the transactions of every earlier log of this shard, one way or the other, and keep them from new ones."""
+
+    async def ledger(self, start: int) -> Ledger:
+        """What the ledger says from an offset on, as far as it goes now; committed entries only.
+
+        Waits for transactions that are still open there. Raises HistoryError when there is no ledger.
+        """
+
+    async def begin(self) -> None:
+        """Begin a transaction."""
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        """Send rows in the open transaction, in their order, and wait until Kafka has them; where they are."""
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        """Write records into the ledger and commit the transaction; the first one's offset in the ledger."""
+
+    async def close(self) -> None:
+        """Give up what is open, and end. Waits for nothing."""
+
+
+class TransactionalLogFactory(Protocol):
+    """Makes the log of a new term. Raises KafkaError."""
+
+    async def __call__(self) -> TransactionalLog: ...
 
 
 class Election(Protocol):

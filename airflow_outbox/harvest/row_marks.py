@@ -32,7 +32,8 @@ from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Delivery, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
-from airflow_outbox.table import MarkedRecord, Request
+from airflow_outbox.fence import Request
+from airflow_outbox.table import MarkedRecord
 
 _SLOWEST_POLL = 10  # in poll intervals
 _ACCOUNTING_INTERVAL = 1.0

@@ -12,15 +12,16 @@ GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
 GRANT INSERT (kafka_partition) ON {outbox} TO {role};
 
 -- harvest --
--- To harvest: mark, purge, and keep the fence row.
+-- To harvest: mark, purge, keep the fence row, and see that the ids go on.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
+GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT, UPDATE ON {leader} TO {role};
 
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {leader}, {commits} TO {role};
+GRANT SELECT ON {outbox}, {leader}, {commits}, {adoptions} TO {role};
 
 -- job --
 -- For a job that commits once under an id, beside what `stash` allows: its staging tables and the list of commits.

@@ -45,12 +45,44 @@ SELECT outbox_id, schema_version, incarnation FROM {leader} WHERE shard = 0
 SET LOCAL lock_timeout = '1s'
 
 -- take_over --
--- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row.
+-- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row. `after`, unless
+-- it is empty, are the only views that may be followed. The history is recorded by the first leader of an incarnation.
 UPDATE {leader}
 SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
-    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0
-WHERE shard = %(shard)s
-RETURNING paused
+    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0,
+    system_identifier = coalesce(leader.system_identifier, present.system_identifier),
+    timeline = coalesce(leader.timeline, present.timeline),
+    table_oid = coalesce(leader.table_oid, present.table_oid)
+FROM (
+    SELECT (pg_control_system()).system_identifier, to_regclass(%(outbox)s)::oid AS table_oid,
+           ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+) AS present
+WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR leader.view = ANY(%(after)s))
+RETURNING true
+
+-- fence --
+-- The fence row, if it is this view's, and what the database says of itself now: the history that it is of, and how far its ids and
+-- transaction ids have come. Without the right to read the sequence, its value is null.
+SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery,
+       system_identifier, timeline, table_oid::bigint,
+       (pg_control_system()).system_identifier,
+       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+       to_regclass(%(outbox)s)::oid::bigint,
+       ledger_topic_id, witnessed_batch, ledger_offset, highest_id,
+       CASE WHEN sequence IS NULL THEN highest_id
+            WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       {newest_transaction_id}
+FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
+WHERE shard = %(shard)s AND view = %(view)s
+
+-- begin --
+-- Records how the term harvests, and which ledger it goes by.
+UPDATE {leader}
+SET delivery = %(delivery)s, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
+    highest_id = %(highest_id)s
+WHERE shard = %(shard)s AND view = %(view)s
+RETURNING true
 
 -- backend --
 -- This connection's own backend, as the fence row names it: a process id alone could be another's by the time it is used.
@@ -95,6 +127,89 @@ SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_
 FROM marked
 ORDER BY id
 
+-- prefer_indexes --
+-- For the connection that reads: statistics that lag behind must not make it scan the table, which may be mostly dead rows.
+SET enable_seqscan = off
+
+-- newest_transaction_id --
+-- Part of `fence`, where the outbox has the column: the highest transaction id in it.
+coalesce((SELECT transaction_id::text::bigint FROM {outbox} ORDER BY transaction_id DESC LIMIT 1), 0)
+
+-- read_window --
+-- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
+-- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
+-- record: it tells what the statement saw, and how far Postgres' log was written and on disk by then. Each record tells the bytes of
+-- key and value up to and with it; the page ends with the one that reaches max_bytes.
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'),
+       NULL, NULL, NULL, NULL, NULL, NULL::bigint, NULL::bigint
+UNION ALL (
+    SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, bytes, {transaction_id}
+    FROM (
+        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS bytes
+        FROM (
+            SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+            FROM (
+                SELECT * FROM {outbox}
+                WHERE (transaction_id >= pg_snapshot_xmax(%(after)s::pg_snapshot)
+                       OR transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot))))
+                  AND transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                OFFSET 0
+            ) AS due
+            ORDER BY id
+            LIMIT %(max_records)s
+        ) AS page
+    ) AS running
+    WHERE bytes - size < %(max_bytes)s
+)
+
+-- read_on --
+-- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
+-- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'),
+       NULL, NULL, NULL, NULL, NULL, NULL::bigint, NULL::bigint
+UNION ALL (
+    SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, bytes, {transaction_id}
+    FROM (
+        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS bytes
+        FROM (
+            SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+            FROM {outbox}
+            WHERE id > %(above)s
+              AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
+              AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
+            ORDER BY id
+            LIMIT %(max_records)s
+        ) AS page
+    ) AS running
+    WHERE bytes - size < %(max_bytes)s
+)
+
+-- lengths --
+-- How many records each of these transactions has in the outbox, and the last one's id.
+SELECT transaction_id::text::bigint, count(*), max(id)
+FROM {outbox}
+WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
+GROUP BY transaction_id
+
+-- purge_published --
+-- Deletes published records, by exact ids and as far as the snapshot they were read within sees their transactions, if the fence is this
+-- view's; says whether it is, and how far Postgres' log is on disk.
+WITH fence AS MATERIALIZED (
+    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), purged AS (
+    DELETE FROM {outbox}
+    WHERE id = ANY(%(ids)s) AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
+)
+SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint
+
+-- flushed --
+-- How far Postgres' log is on disk.
+SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint
+
+-- flush --
+-- Writes a message that nobody reads: the commit of this statement brings Postgres' log on disk up to here.
+SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
+
 -- holds_fence --
 -- Whether the fence is this view's. Locks nothing.
 SELECT view IS NOT DISTINCT FROM %(view)s FROM {leader} WHERE shard = %(shard)s
@@ -118,12 +233,18 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- heartbeat --
--- Keeps the fence row's account: alive, and how many records have been published. Returns what operators ask of the
--- leader; no row when the fence is another view's.
+-- Keeps the fence row's account: alive, how many records have been published, and what is witnessed of the ledger (null: as before).
+-- Returns what operators ask of the leader, and what tells that the table was exchanged or its ids set back; no row when the fence is
+-- another view's.
 UPDATE {leader}
-SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s
+SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s,
+    witnessed_batch = coalesce(%(batch)s, witnessed_batch), ledger_offset = coalesce(%(offset)s, ledger_offset),
+    highest_id = coalesce(%(highest_id)s, highest_id)
+FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
-RETURNING paused, coalesce(handover_asked_at > took_over_at, false)
+RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass(%(outbox)s)::oid::bigint,
+    CASE WHEN sequence IS NULL THEN highest_id
+         WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END
 
 -- note_error --
 -- Leaves the reason why this view could not go on where `check` and an operator find it.

@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 2.
+-- The tables of an outbox, whole, at schema version 3.
 -- {outbox}, {leader}, {commits}: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
@@ -35,7 +35,24 @@ CREATE TABLE {leader} (
     in_flight         BIGINT NOT NULL DEFAULT 0,
     rate              DOUBLE PRECISION NOT NULL DEFAULT 0,
     paused            BOOLEAN NOT NULL DEFAULT false,
-    handover_asked_at TIMESTAMPTZ
+    handover_asked_at TIMESTAMPTZ,
+    delivery          TEXT,
+    system_identifier BIGINT,
+    timeline          INTEGER,
+    table_oid         OID,
+    ledger_topic_id   TEXT,
+    witnessed_batch   BIGINT NOT NULL DEFAULT 0,
+    ledger_offset     BIGINT NOT NULL DEFAULT 0,
+    highest_id        BIGINT NOT NULL DEFAULT 0
+);
+
+-- What operators have accepted of another history, one row an incarnation.
+CREATE TABLE {adoptions} (
+    incarnation INTEGER PRIMARY KEY,
+    adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
+    adopted_by  TEXT NOT NULL DEFAULT current_user,
+    differences TEXT NOT NULL,
+    reason      TEXT NOT NULL
 );
 
 -- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing.
@@ -48,4 +65,4 @@ CREATE TABLE {commits} (
     PRIMARY KEY (app_id, version)
 );
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 2);
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 3);

@@ -1,0 +1,69 @@
+"""The fence row of a shard as a leader finds it when it takes over: values that table, engine and commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What operators ask of a leader: to mark nothing for a while, or to let another member lead."""
+
+    paused: bool = False
+    handover: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Which history a database is of: its system identifier, its timeline, and the outbox's table oid."""
+
+    system_identifier: int
+    timeline: int
+    table_oid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What Postgres knows of the ledger.
+
+    `topic_id` is the Kafka id of the ledger's topic (None: no leader has used it yet), `batch` the last batch that is
+    known to be purged, with all before it, `offset` where its first record is in the ledger, and `highest_id` the
+    highest id of a record that was published.
+    """
+
+    topic_id: str | None = None
+    batch: int = 0
+    offset: int = 0
+    highest_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence row after a take-over, and what the database says of itself beside it.
+
+    `delivery` is the mode in which the outbox was last harvested (None: never). `recorded` is the history that the
+    first leader of this incarnation found, `present` today's. `last_drawn` is the last id that the sequence gave out (0:
+    none), `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id` the highest
+    one in the outbox (0: it is empty).
+    """
+
+    request: Request
+    outbox_id: UUID
+    incarnation: int
+    delivery: str | None
+    recorded: History
+    present: History
+    witness: Witness
+    last_drawn: int
+    next_transaction_id: int
+    newest_transaction_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a heartbeat brings back: operators' wishes, and what tells that the table was exchanged or set back."""
+
+    request: Request
+    table_oid: int
+    last_drawn: int

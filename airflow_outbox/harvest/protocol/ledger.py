@@ -1,0 +1,196 @@
+"""The ledger: a compacted Kafka topic, a partition a shard, that tells which batches are committed on its cluster.
+
+An entry is written in the same Kafka transaction as the batch that it describes, so it is there exactly when the batch
+is. Its keys:
+
+- `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went. A batch with
+  many scattered ids takes several chunks. They are deleted (a null value) once Postgres has witnessed that the batch
+  is purged.
+- `head`: the last batch, the last one *witnessed*, and the highest id that was ever published.
+
+*Witnessed* means that Postgres has durably recorded, in the fence row, that the batch and all before it are purged.
+The ledger says so only afterwards. Therefore, as long as both tell of one history:
+
+    head.witnessed  ≤  fence row's witness  ≤  head.batch
+
+and all batches above the fence row's witness still have their entries. A database that was restored to an earlier time,
+or a ledger that was lost, shortened or exchanged, breaks the order; see `recovery`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+from uuid import UUID
+
+from airflow_outbox.errors import HistoryError
+from airflow_outbox.records import Snapshot
+
+HEAD = "head"
+FORMAT = 1
+_RUNS_A_CHUNK = 20_000  # of at most some 40 bytes each: below the 1 MB that a broker takes by default
+
+LedgerRecord = tuple[str, str | None]
+"""Key and value of a record in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a batch's records of one partition are: offsets of the first and the last, and how many."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A committed batch. `runs` are its ids in published order: first and last of each run of consecutive ids."""
+
+    batch: int
+    view: UUID
+    incarnation: int
+    snapshot: Snapshot
+    runs: tuple[tuple[int, int], ...]
+    extents: tuple[Extent, ...]
+
+    def ids(self) -> list[int]:
+        return [number for first, last in self.runs for number in range(first, last + 1)]
+
+    def records(self) -> list[LedgerRecord]:
+        """The entry as records of the ledger, in chunks."""
+        chunks = [self.runs[at : at + _RUNS_A_CHUNK] for at in range(0, len(self.runs), _RUNS_A_CHUNK)] or [()]
+        return [
+            (
+                chunk_key(self.batch, number),
+                _json(
+                    format=FORMAT,
+                    batch=self.batch,
+                    chunk=number,
+                    chunks=len(chunks),
+                    view=str(self.view),
+                    incarnation=self.incarnation,
+                    snapshot=str(self.snapshot),
+                    runs=chunk,
+                    extents=[list(asdict(extent).values()) for extent in self.extents] if number == 0 else [],
+                ),
+            )
+            for number, chunk in enumerate(chunks)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far the ledger is: see the module's description."""
+
+    outbox_id: UUID
+    incarnation: int
+    view: UUID
+    batch: int
+    witnessed: int
+    highest_id: int
+
+    def record(self) -> LedgerRecord:
+        values = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(self).items()}
+        return HEAD, _json(format=FORMAT, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a ledger says: its topic's id, the offset of its end, its head (None: there is none), and the entries that
+    were read, by number.
+    """
+
+    topic_id: str
+    end: int
+    head: Head | None
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def read(cls, *, topic_id: str, end: int, records: Iterable[LedgerRecord]) -> Self:
+        """Make sense of committed records, oldest first. Raises HistoryError for what this release can't understand."""
+        latest = dict(records)
+        head = latest.pop(HEAD, None)
+        chunks: dict[int, list[dict[str, Any]]] = {}
+        for key, value in latest.items():
+            if value is not None:
+                chunk = _parsed(key, value)
+                chunks.setdefault(chunk["batch"], []).append(chunk)
+        try:
+            entries = [_entry(parts) for _, parts in sorted(chunks.items())]
+            return cls(topic_id, end, _head(_parsed(HEAD, head)) if head is not None else None, tuple(entries))
+        except (KeyError, TypeError, ValueError) as error:
+            raise HistoryError(f"the ledger holds what no release has written: {error!r}. {HistoryError.REMEDY}") from error
+
+
+def chunk_key(batch: int, chunk: int) -> str:
+    """The key of a part of an entry."""
+    return f"batch/{batch}/{chunk}"
+
+
+def runs(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ids as first and last of each run of consecutive ones. Exact: nothing between two runs is meant."""
+    if ids and ids[-1] - ids[0] == len(ids) - 1 and all(map(int.__lt__, ids, ids[1:])):
+        return ((ids[0], ids[-1]),)
+    return tuple(_runs(ids))
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = last = None
+    for number in ids:
+        if last is None or first is None:
+            first = last = number
+        elif number == last + 1:
+            last = number
+        else:
+            yield first, last
+            first = last = number
+    if first is not None and last is not None:
+        yield first, last
+
+
+def _entry(parts: list[dict[str, Any]]) -> Entry:
+    parts.sort(key=lambda part: int(part["chunk"]))
+    first = parts[0]
+    if len(parts) != first["chunks"]:
+        raise ValueError(f"batch {first['batch']} has {len(parts)} of {first['chunks']} chunks")
+    return Entry(
+        batch=int(first["batch"]),
+        view=UUID(first["view"]),
+        incarnation=int(first["incarnation"]),
+        snapshot=Snapshot.parse(first["snapshot"]),
+        runs=tuple((int(low), int(high)) for part in parts for low, high in part["runs"]),
+        extents=tuple(Extent(*extent) for extent in first["extents"]),
+    )
+
+
+def _head(values: dict[str, Any]) -> Head:
+    return Head(
+        outbox_id=UUID(values["outbox_id"]),
+        incarnation=int(values["incarnation"]),
+        view=UUID(values["view"]),
+        batch=int(values["batch"]),
+        witnessed=int(values["witnessed"]),
+        highest_id=int(values["highest_id"]),
+    )
+
+
+def _parsed(key: str, value: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(value)
+        version = parsed["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise HistoryError(f"the ledger's record {key} is none of ours. {HistoryError.REMEDY}") from error
+    if version != FORMAT:
+        raise HistoryError(
+            f"the ledger's record {key} is of format {version}, this release knows {FORMAT}: install a newer airflow-outbox"
+        )
+    return dict(parsed)
+
+
+def _json(**values: Any) -> str:
+    return json.dumps(values, separators=(",", ":"))

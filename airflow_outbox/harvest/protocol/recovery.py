@@ -1,0 +1,136 @@
+"""Recovery: what a new leader concludes from the fence row and the ledger before it reads its first record.
+
+Either both tell of one history; then the leader completes what is committed (it purges the batches of which Postgres
+has not witnessed the purge) and goes on with the next batch. Or they do not; then nothing may be purged or published
+until an operator has looked, because an id, and even a transaction id, may name another record than it did then:
+HistoryError, which says what differs.
+
+What is compared:
+
+- the *history*: the database's system identifier and timeline, and the outbox's table oid, against those that the first
+  leader of this incarnation found. A promotion changes the timeline, a table made anew the oid;
+- the sequence of the ids against the highest id ever published, and the transaction ids of the records against the
+  database's own: TRUNCATE … RESTART IDENTITY, setval, rows loaded from another database's dump;
+- the *witness* that the fence row holds against the ledger: a restore brings back a fence row that knows less than the
+  ledger says it did; a ledger that is lost, shortened or exchanged knows less than the fence row, or has another id.
+
+`airflow-outbox adopt` raises the incarnation after an operator has accepted a difference. It sets the witness to where
+the ledger is then, so that no entry of an older incarnation purges anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from airflow_outbox.errors import HistoryError
+from airflow_outbox.fence import Fence, Pulse
+from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Where to go on: the last batch, the last one witnessed, the highest id, and what is committed but perhaps not
+    purged.
+    """
+
+    batch: int
+    witnessed: int
+    highest_id: int
+    unpurged: tuple[Entry, ...]
+
+
+def require_history(fence: Fence) -> None:
+    """Raise HistoryError unless the database goes on from where it was harvested."""
+    recorded, present, witness = fence.recorded, fence.present, fence.witness
+    if recorded.system_identifier != present.system_identifier:
+        raise _another("this is another database cluster than the one that was harvested")
+    if recorded.timeline != present.timeline:
+        raise _another(
+            f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
+            "a replica was promoted, or a backup restored"
+        )
+    if recorded.table_oid != present.table_oid:
+        raise _another("the outbox's table was dropped and made anew")
+    if fence.last_drawn < witness.highest_id:
+        raise _another(
+            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
+        )
+    if fence.newest_transaction_id >= fence.next_transaction_id:
+        raise _another(
+            f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
+            "another database, or written into transaction_id"
+        )
+
+
+def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
+    """Raise HistoryError when the table was exchanged, or its ids set back, since the take-over."""
+    if pulse.table_oid != fence.present.table_oid:
+        raise _another("the outbox's table was dropped and made anew")
+    if pulse.last_drawn < highest_id:
+        raise _another(f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back")
+
+
+def recover(fence: Fence, ledger: Ledger) -> Recovery:
+    """What to complete, and where to go on. Raises HistoryError."""
+    require_history(fence)
+    for difference in _differences(fence, ledger):
+        raise _another(difference)
+    head, witness = ledger.head, fence.witness
+    if head is None:
+        return Recovery(0, 0, witness.highest_id, ())
+    unpurged = tuple(entry for entry in ledger.entries if entry.batch > witness.batch)
+    return Recovery(head.batch, head.witnessed, max(witness.highest_id, head.highest_id), unpurged)
+
+
+def _differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
+    witness, head = fence.witness, ledger.head
+    if witness.topic_id is None:
+        if head is not None:
+            yield "the ledger was written before this database ever had one"
+        return
+    if witness.topic_id != ledger.topic_id:
+        yield "the ledger's topic was deleted and made anew"
+    elif head is None:
+        if witness.batch > 0 or witness.offset > ledger.end:
+            yield f"the ledger is empty, and batch {witness.batch} was in it"
+    else:
+        yield from _differences_of_heads(fence, head, ledger)
+
+
+def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
+    witness = fence.witness
+    if head.outbox_id != fence.outbox_id:
+        yield f"the ledger is that of outbox {head.outbox_id}"
+    elif head.incarnation > fence.incarnation:
+        yield f"the ledger is of incarnation {head.incarnation}, the database of {fence.incarnation}: it was restored"
+    elif head.batch < witness.batch:
+        yield f"the ledger ends with batch {head.batch}, and {witness.batch} was in it"
+    elif head.incarnation < fence.incarnation:
+        if head.batch > witness.batch:
+            yield f"batch {head.batch} was published after the ledger had been adopted at batch {witness.batch}"
+    elif head.witnessed > witness.batch:
+        yield (
+            f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
+            "it was restored to an earlier time"
+        )
+    elif fence.last_drawn < head.highest_id:
+        yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
+    else:
+        yield from _differences_of_entries(fence, head, ledger)
+
+
+def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
+    entries = {entry.batch: entry for entry in ledger.entries}
+    for batch in range(fence.witness.batch + 1, head.batch + 1):
+        entry = entries.get(batch)
+        if entry is None:
+            yield f"the ledger has no entry of batch {batch}, which is not known to be purged"
+        elif entry.incarnation != fence.incarnation:
+            yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
+        elif entry.snapshot.xmax > fence.next_transaction_id:
+            yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
+
+
+def _another(difference: str) -> HistoryError:
+    return HistoryError(f"{difference}. {HistoryError.REMEDY}")

@@ -1,0 +1,47 @@
+"""Windows: what is read of the outbox, each committed record once and none forgotten, with nothing written to mark it.
+
+A *snapshot* of Postgres tells for every transaction whether it was visible when the snapshot was taken. A *window* is
+the records of the transactions that became visible between two snapshots: *after* the earlier, *within* the later. The
+windows of a term follow each other without a gap: the first comes after nothing and so is the whole table, and each
+next one comes after the snapshot that the one before was within. So a record is found as soon as its transaction has
+committed, however late that was, whatever its id is, and whenever that was drawn; and a transaction that stays open
+for hours costs nothing.
+
+    read, new window ──► page is all there is ──► window closed: `after` = its snapshot ──┐
+         ▲          └──► page is full ──► read on above the last id, within the snapshot   │
+         │                     ▲    └──── full ─┘   └── all there is ──► window closed ────┤
+         └─────────────────────────────────────────────────────────────────────────────────┘
+
+Invariants:
+
+- `after` is None until the first window is closed, and never goes back.
+- The pages of a window are disjoint and in id order; together they are the window.
+- Every transaction's records lie in exactly one window, for they become visible together.
+
+A new term starts over with the whole table; what is published and not purged by then is known from the ledger.
+"""
+
+from __future__ import annotations
+
+from airflow_outbox.pages import Reading
+from airflow_outbox.records import Snapshot
+
+
+class Windows:
+    """Where a term's reading stands."""
+
+    def __init__(self) -> None:
+        self.next = Reading()
+
+    def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
+        """Take note of a page that was read for `next`, and return the snapshot that the page is within.
+
+        `snapshot` is the reading's own, `last_id` the page's last (None: it is empty), `complete` whether nothing is
+        left of the window.
+        """
+        within = self.next.within or snapshot
+        if complete or last_id is None:
+            self.next = Reading(after=within)
+        else:
+            self.next = Reading(after=self.next.after, within=within, above=last_id)
+        return within

@@ -1,0 +1,22 @@
+-- Exactly once: how the outbox was last harvested, the history that its database is of, and what Postgres has witnessed of the ledger.
+
+ALTER TABLE {leader}
+    ADD COLUMN delivery          TEXT,
+    ADD COLUMN system_identifier BIGINT,
+    ADD COLUMN timeline          INTEGER,
+    ADD COLUMN table_oid         OID,
+    ADD COLUMN ledger_topic_id   TEXT,
+    ADD COLUMN witnessed_batch   BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN ledger_offset     BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN highest_id        BIGINT NOT NULL DEFAULT 0;
+
+-- What was harvested by an earlier release was harvested at least once.
+UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
+
+CREATE TABLE {adoptions} (
+    incarnation INTEGER PRIMARY KEY,
+    adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
+    adopted_by  TEXT NOT NULL DEFAULT current_user,
+    differences TEXT NOT NULL,
+    reason      TEXT NOT NULL
+);
