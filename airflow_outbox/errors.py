@@ -86,6 +86,10 @@ class PublishError(KafkaError):
     """Records could not be published; they stay in the outbox and are tried again."""
 
 
+class TransactionTooLargeError(OutboxError):
+    """A source transaction has more records than max_transaction_records. Raise the limit, or delete its records."""
+
+
 class HarvestProcessError(OutboxError):
     """The harvesting process ended before its time. Its last error event says why."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from airflow_outbox.records import Snapshot
 
@@ -28,8 +29,8 @@ bytes of the page up to and with this row, transaction id (None unless asked for
 A plain tuple, for there are hundreds of thousands a second of them.
 """
 
-BYTES = 7
-TRANSACTION_ID = 8
+BYTES: Final = 7
+TRANSACTION_ID: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,12 +285,17 @@ class OutboxTable:
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
 
-    def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
-        """Claim and return the next records by id; none when nothing is due. Raises FencedError."""
+    def mark(
+        self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
+    ) -> list[MarkedRecord]:
+        """Claim and return the next records by id, on request only those that another view has marked; none when
+        nothing is due. Raises FencedError.
+        """
+        bounds = {"max_records": max_records, "max_bytes": max_bytes, "only_marked": only_marked}
         with translated(self.name), self.connection.cursor(binary=True) as cursor:
             cursor.execute(
                 self._mark,
-                {"view": view, "shard": SHARD, "max_records": max_records, "max_bytes": max_bytes},
+                {"view": view, "shard": SHARD, **bounds},
                 prepare=True,
             )
             records = [MarkedRecord._make(row) for row in cursor]

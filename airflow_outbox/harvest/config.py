@@ -30,12 +30,16 @@ from airflow_outbox.names import OutboxName
 class Limits(Settings):
     """Bounds and time-outs."""
 
-    max_in_flight_records: int = Field(default=20_000, gt=0)
-    """Records that are marked and not yet purged, at most."""
+    max_in_flight_records: int = Field(default=30_000, gt=0)
+    """Records that are marked and not yet purged, at most; exactly once: that are read and not yet published."""
     max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
-    """Bytes of key and value that are marked and not yet purged; one record may exceed it."""
+    """Bytes of key and value of such records; one record may exceed it."""
     mark_records: int = Field(default=5_000, gt=0)
     """Records that one statement marks, at most."""
+    batch_records: int = Field(default=10_000, gt=0)
+    """Records that one Kafka transaction holds, at most; more only where an atomic outbox needs it."""
+    max_transaction_records: int = Field(default=1_000_000, gt=0)
+    """Records of one source transaction that an atomic outbox publishes together, at most."""
     poll_interval: Duration = 0.01
     """How long an idle leader waits before it looks again; it doubles up to ten times this while nothing comes."""
     heartbeat_timeout: Duration = 2.0
@@ -47,6 +51,8 @@ class Limits(Settings):
     """
     statement_timeout: Duration = 30.0
     """A statement that Postgres has not answered for this long is given up, and with it the term."""
+    transaction_timeout: Duration = 60.0
+    """Kafka gives up a transaction that is open for this long. At most the broker's transaction.max.timeout.ms."""
     delivery_timeout: Duration = 60.0
     """A record that Kafka has not taken for this long counts as undelivered; it is then marked and sent anew."""
 
@@ -74,8 +80,14 @@ class HarvestConfig(Settings):
     """The topic of the election; by default `airflow-outbox.<outbox id>.leader`."""
     leader_group_id: str | None = None
     """The consumer group of the election; by default `airflow-outbox.<outbox id>`."""
-    delivery: Literal["at_least_once"] = "at_least_once"
-    """What consumers may count on."""
+    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    """What consumers that read committed may count on."""
+    atomic: bool = False
+    """Whether the records of a source transaction become visible together."""
+    ledger_topic: str | None = None
+    """The topic of the ledger; by default `airflow-outbox.<outbox id>.ledger`."""
+    transactional_id: str | None = None
+    """What Kafka knows the producer by, before a dot and the shard; by default `airflow-outbox.<outbox id>`."""
     shards: int = Field(default=1, gt=0)
     """How many shards have leaders of their own. Only shard 0 harvests so far, and it harvests the whole outbox."""
     log_level: LogLevel = "warning"

@@ -16,13 +16,16 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from uuid import UUID, uuid4
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresError, PostgresUnreachableError
+from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.ports import Election, Events, LogFactory, Table
+from airflow_outbox.harvest.modes import Modes
+from airflow_outbox.harvest.ports import Election, Events, Table
 from airflow_outbox.harvest.protocol.election import Lead
-from airflow_outbox.harvest.row_marks import RowMarksTerm
+from airflow_outbox.harvest.term import Term
 
 SHARD = 0
 _PROGRESS_INTERVAL = 1.0
@@ -38,21 +41,22 @@ class Harvester:
         self,
         *,
         table: Table,
-        new_log: LogFactory,
+        modes: Modes,
         election: Election,
         limits: Limits,
         events: Events,
         new_view: Callable[[], UUID] = uuid4,
     ) -> None:
         self._table = table
-        self._new_log = new_log
+        self._modes = modes
         self._election = election
         self._limits = limits
         self._events = events
         self._new_view = new_view
-        self._term: RowMarksTerm | None = None
+        self._term: Term | None = None
         self._leading: asyncio.Task[None] | None = None
         self._returning: asyncio.Task[None] | None = None
+        self._views: list[UUID] = []  # of this leadership, since its last take-over that succeeded
         self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
         self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._recent: Counter[str] = Counter()  # by topic, since the last progress event
@@ -106,6 +110,7 @@ class Harvester:
     async def _lead(self) -> None:
         loop, delay = asyncio.get_running_loop(), _SHORTEST_DELAY
         self._reached_at = loop.time()
+        self._views = []
         while True:
             view = self._new_view()
             published_before = self.published
@@ -137,20 +142,30 @@ class Harvester:
 
     async def _run_term(self, view: UUID) -> bool:
         """Lead under one view until asked to stop; whether operators have asked for another leader."""
-        request = await self._table.take_over(view)
-        self._reached_at = asyncio.get_running_loop().time()
+        fence = await self._take_over(view)
         self._events("view", shard=SHARD, view=str(view))
-        log = await self._new_log()
         try:
-            self._term = RowMarksTerm(
-                view=view, request=request, table=self._table, log=log, limits=self._limits, published=self._recent
-            )
-            await self._term.run()
-            return self._term.request.handover
+            async with aclosing(self._modes.terms(view, fence, self._recent)) as terms:
+                async for term in terms:
+                    self._term = term
+                    await term.run()
+                    if term.request.handover or asyncio.current_task() is not self._leading:
+                        return term.request.handover
+            return False
         finally:
             self._term = None
             self._reached_at = asyncio.get_running_loop().time()
-            await log.close()
+
+    async def _take_over(self, view: UUID) -> Fence:
+        """Write the view into the fence row: for the first time in this leadership whoever has it, later only after a
+        view of this leadership, so that a successor is never fenced in turn.
+        """
+        after = self._views
+        self._views = [*after, view] if after else []
+        fence = await self._table.take_over(view, after=after)
+        self._views = [view]
+        self._reached_at = asyncio.get_running_loop().time()
+        return fence
 
     def _resign(self, reason: str) -> None:
         """Let others lead until this member reaches Postgres again."""

@@ -47,10 +47,12 @@ class Table(Protocol):
     async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
         """Record in the fence row in which mode the term harvests, and which ledger it goes by. Raises FencedError."""
 
-    async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
-        """Claim the next records, in id order, unmarked or marked by another view; none when nothing is due.
+    async def mark(
+        self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
+    ) -> list[MarkedRecord]:
+        """Claim the next records, in id order, marked by another view or (unless `only_marked`) unmarked.
 
-        Raises FencedError.
+        None when nothing is due. Raises FencedError.
         """
 
     async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
@@ -154,7 +156,7 @@ class TransactionalLog(Protocol):
         """Send rows in the open transaction, in their order, and wait until Kafka has them; where they are."""
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger and commit the transaction; the first one's offset in the ledger."""
+        """Write records into the ledger and commit the transaction; the last one's offset in the ledger."""
 
     async def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""

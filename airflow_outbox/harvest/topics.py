@@ -26,11 +26,18 @@ class KafkaNames:
 
     leader_topic: str
     leader_group_id: str
+    ledger_topic: str
+    transactional_id: str
 
     @classmethod
     def of(cls, config: HarvestConfig, outbox_id: UUID) -> Self:
         own = f"airflow-outbox.{outbox_id}"
-        return cls(config.leader_topic or f"{own}.leader", config.leader_group_id or own)
+        return cls(
+            leader_topic=config.leader_topic or f"{own}.leader",
+            leader_group_id=config.leader_group_id or own,
+            ledger_topic=config.ledger_topic or f"{own}.ledger",
+            transactional_id=config.transactional_id or own,
+        )
 
 
 def is_kafkas_own(topic: str) -> bool:

@@ -62,14 +62,15 @@ RETURNING true
 
 -- fence --
 -- The fence row, if it is this view's, and what the database says of itself now: the history that it is of, and how far its ids and
--- transaction ids have come. Without the right to read the sequence, its value is null.
+-- transaction ids have come. Ids that come from no sequence never fall back; without the right to read the sequence, its
+-- value is null.
 SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery,
        system_identifier, timeline, table_oid::bigint,
        (pg_control_system()).system_identifier,
        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
        to_regclass(%(outbox)s)::oid::bigint,
        ledger_topic_id, witnessed_batch, ledger_offset, highest_id,
-       CASE WHEN sequence IS NULL THEN highest_id
+       CASE WHEN sequence IS NULL THEN 9223372036854775807
             WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
        {newest_transaction_id}
@@ -98,7 +99,8 @@ WHERE shard = %(shard)s
 
 -- mark --
 -- Claims the next records by id, unmarked or marked by another view, and returns them: at most max_records, and no more than it takes
--- to reach max_bytes. Nothing comes back when nothing is due or when the fence is another view's; `holds_fence` tells which.
+-- to reach max_bytes; only those that carry a mark, when `only_marked`. Nothing comes back when nothing is due or when the fence is
+-- another view's; `holds_fence` tells which.
 WITH due AS MATERIALIZED (
     SELECT id
     FROM (
@@ -106,7 +108,7 @@ WITH due AS MATERIALIZED (
         FROM (
             SELECT id, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
             FROM {outbox}
-            WHERE leader_id IS DISTINCT FROM %(view)s
+            WHERE leader_id IS DISTINCT FROM %(view)s AND (leader_id IS NOT NULL OR NOT %(only_marked)s)
             ORDER BY id
             LIMIT %(max_records)s
         ) AS unmarked
@@ -243,7 +245,7 @@ SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_
 FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass(%(outbox)s)::oid::bigint,
-    CASE WHEN sequence IS NULL THEN highest_id
+    CASE WHEN sequence IS NULL THEN 9223372036854775807
          WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END
 
 -- note_error --

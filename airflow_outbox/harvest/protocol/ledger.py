@@ -6,7 +6,8 @@ is. Its keys:
 - `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went. A batch with
   many scattered ids takes several chunks. They are deleted (a null value) once Postgres has witnessed that the batch
   is purged.
-- `head`: the last batch, the last one *witnessed*, and the highest id that was ever published.
+- `head`, the last record of each transaction: the last batch, the last one *witnessed*, the highest id that was ever
+  published, and the batches whose entries are still to be deleted.
 
 *Witnessed* means that Postgres has durably recorded, in the fence row, that the batch and all before it are purged.
 The ledger says so only afterwards. Therefore, as long as both tell of one history:
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -45,6 +46,10 @@ class Extent:
     first: int
     last: int
     count: int
+
+    def followed_by(self, later: Self) -> Extent:
+        """The extent of both."""
+        return replace(self, last=later.last, count=self.count + later.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far the ledger is: see the module's description."""
+    """How far the ledger is: see the module's description. `kept` are entries that stand: number and chunks."""
 
     outbox_id: UUID
     incarnation: int
@@ -93,6 +98,7 @@ class Head:
     batch: int
     witnessed: int
     highest_id: int
+    kept: tuple[tuple[int, int], ...] = ()
 
     def record(self) -> LedgerRecord:
         values = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(self).items()}
@@ -101,19 +107,28 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a ledger says: its topic's id, the offset of its end, its head (None: there is none), and the entries that
-    were read, by number.
+    """What a ledger says: its topic's id, the offset of its end, its head (None: there is none) and where that is, and
+    the entries that were read, by number.
     """
 
     topic_id: str
     end: int
     head: Head | None
+    head_offset: int
     entries: tuple[Entry, ...]
 
     @classmethod
-    def read(cls, *, topic_id: str, end: int, records: Iterable[LedgerRecord]) -> Self:
-        """Make sense of committed records, oldest first. Raises HistoryError for what this release can't understand."""
-        latest = dict(records)
+    def read(cls, *, topic_id: str, end: int, records: Iterable[tuple[int, str, str | None]]) -> Self:
+        """Make sense of committed records (offset, key, value), oldest first.
+
+        Raises HistoryError for what this release can't understand.
+        """
+        latest: dict[str, str | None] = {}
+        head_offset = 0
+        for offset, key, value in records:
+            latest[key] = value
+            if key == HEAD:
+                head_offset = offset
         head = latest.pop(HEAD, None)
         chunks: dict[int, list[dict[str, Any]]] = {}
         for key, value in latest.items():
@@ -122,7 +137,8 @@ class Ledger:
                 chunks.setdefault(chunk["batch"], []).append(chunk)
         try:
             entries = [_entry(parts) for _, parts in sorted(chunks.items())]
-            return cls(topic_id, end, _head(_parsed(HEAD, head)) if head is not None else None, tuple(entries))
+            parsed = None if head is None else _head(_parsed(HEAD, head))
+            return cls(topic_id, end, parsed, head_offset, tuple(entries))
         except (KeyError, TypeError, ValueError) as error:
             raise HistoryError(f"the ledger holds what no release has written: {error!r}. {HistoryError.REMEDY}") from error
 
@@ -176,6 +192,7 @@ def _head(values: dict[str, Any]) -> Head:
         batch=int(values["batch"]),
         witnessed=int(values["witnessed"]),
         highest_id=int(values["highest_id"]),
+        kept=tuple((int(batch), int(chunks)) for batch, chunks in values["kept"]),
     )
 
 

@@ -21,23 +21,24 @@ the ledger is then, so that no entry of an older incarnation purges anything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_outbox.errors import HistoryError
-from airflow_outbox.fence import Fence, Pulse
+from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Where to go on: the last batch, the last one witnessed, the highest id, and what is committed but perhaps not
-    purged.
+    """What to complete, and where to go on.
+
+    `witness` is what holds once the `unpurged` batches, which are committed, are purged too. `kept` are the entries of
+    the ledger that stand, with their chunks.
     """
 
-    batch: int
-    witnessed: int
-    highest_id: int
+    witness: Witness
     unpurged: tuple[Entry, ...]
+    kept: tuple[tuple[int, int], ...]
 
 
 def require_history(fence: Fence) -> None:
@@ -78,9 +79,12 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
         raise _another(difference)
     head, witness = ledger.head, fence.witness
     if head is None:
-        return Recovery(0, 0, witness.highest_id, ())
-    unpurged = tuple(entry for entry in ledger.entries if entry.batch > witness.batch)
-    return Recovery(head.batch, head.witnessed, max(witness.highest_id, head.highest_id), unpurged)
+        return Recovery(replace(witness, topic_id=ledger.topic_id), (), ())
+    return Recovery(
+        witness=Witness(ledger.topic_id, head.batch, ledger.head_offset, max(witness.highest_id, head.highest_id)),
+        unpurged=tuple(entry for entry in ledger.entries if entry.batch > witness.batch),
+        kept=head.kept,
+    )
 
 
 def _differences(fence: Fence, ledger: Ledger) -> Iterator[str]:

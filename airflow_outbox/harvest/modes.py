@@ -1,0 +1,104 @@
+"""The modes of delivery: which terms a view harvests in.
+
+A table has one mode at a time, which its fence row names. Whoever takes over in another mode first settles what the old
+one may have left under way, so that the promises of neither are broken:
+
+- to exactly once: records that carry a mark may be published already; they are published and purged at least once
+  before the first window is read. Records without a mark never were sent, or have been reset;
+- to at least once: batches that the ledger says are committed are purged before the first record is marked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Literal, TypeVar
+from uuid import UUID
+
+from airflow_outbox.fence import Fence
+from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
+from airflow_outbox.harvest.ports import Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
+from airflow_outbox.harvest.row_marks import RowMarksTerm
+from airflow_outbox.harvest.term import Term
+
+Delivery = Literal["exactly_once", "at_least_once"]
+AnyLog = TypeVar("AnyLog", bound=Log | TransactionalLog)
+
+
+class Modes:
+    """Makes the terms of a view, in the mode that is configured."""
+
+    def __init__(
+        self,
+        *,
+        delivery: Delivery,
+        table: Table,
+        new_log: LogFactory,
+        new_transactional_log: TransactionalLogFactory,
+        limits: Limits,
+        atomic: bool = False,
+    ) -> None:
+        self.delivery = delivery
+        self._table = table
+        self._new_log = new_log
+        self._new_transactional_log = new_transactional_log
+        self._limits = limits
+        self._atomic = atomic
+
+    async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
+        """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
+        if self.delivery == "exactly_once":
+            if fence.delivery != "exactly_once":
+                async with self._opened(self._new_log) as log:
+                    yield self._row_marks(view, fence, published, log=log, draining=True)
+            async with self._opened(self._new_transactional_log) as transactional_log:
+                yield ExactlyOnceTerm(
+                    view=view,
+                    fence=fence,
+                    table=self._table,
+                    log=transactional_log,
+                    limits=self._limits,
+                    published=published,
+                    atomic=self._atomic,
+                )
+            return
+        witness = fence.witness
+        if fence.delivery == "exactly_once":
+            async with self._opened(self._new_transactional_log) as transactional_log:
+                settling = SettlingTerm(
+                    view=view,
+                    fence=fence,
+                    table=self._table,
+                    log=transactional_log,
+                    limits=self._limits,
+                    published=published,
+                )
+                yield settling
+                witness = settling.witness
+        if fence.delivery != self.delivery:
+            await self._table.begin(view, delivery=self.delivery, witness=witness)
+        async with self._opened(self._new_log) as log:
+            yield self._row_marks(view, fence, published, log=log, draining=False)
+
+    def _row_marks(
+        self, view: UUID, fence: Fence, published: Counter[str], *, log: Log, draining: bool
+    ) -> RowMarksTerm:
+        return RowMarksTerm(
+            view=view,
+            request=fence.request,
+            table=self._table,
+            log=log,
+            limits=self._limits,
+            published=published,
+            draining=draining,
+        )
+
+    @asynccontextmanager
+    async def _opened(self, factory: Callable[[], Awaitable[AnyLog]]) -> AsyncIterator[AnyLog]:
+        log = await factory()
+        try:
+            yield log
+        finally:
+            await log.close()

@@ -1,0 +1,65 @@
+"""Closure: where a window may be cut into batches without splitting a source transaction (`atomic` outboxes).
+
+A batch is a prefix by id of what is left of a window. It is *closed* when no transaction has records both in it and
+after it. Transactions write at the same time, so their ids interleave, and closing one takes in parts of others, which
+have to be closed too; at the latest the whole window is closed, because a transaction's records lie in one window.
+
+The closing walks the rows in id order and keeps the *reach*: the highest last id of the transactions met so far. The
+prefix up to a row is closed exactly when the row's id has caught up with the reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from airflow_outbox.errors import TransactionTooLargeError
+from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
+
+
+class Closure:
+    """Cuts the pages of a window, in turn."""
+
+    def __init__(self, *, max_transaction_records: int) -> None:
+        self._max_transaction_records = max_transaction_records
+        self.lengths: dict[int, Length] = {}
+        self._reach = 0
+
+    def unknown(self, rows: Sequence[OutboxRow]) -> set[int]:
+        """The transactions of these rows whose lengths are not known yet."""
+        return {row[TRANSACTION_ID] for row in rows if row[TRANSACTION_ID] is not None} - self.lengths.keys()
+
+    def learn(self, lengths: Mapping[int, Length]) -> None:
+        """Take note of transactions' lengths. Raises TransactionTooLargeError."""
+        for transaction_id, length in lengths.items():
+            if length.records > self._max_transaction_records:
+                raise TransactionTooLargeError(
+                    f"transaction {transaction_id} has {length.records} records in the outbox, and "
+                    f"max_transaction_records is {self._max_transaction_records}. Nothing of it is published: raise the "
+                    "limit, or delete its records"
+                )
+        self.lengths.update(lengths)
+
+    def cut(self, rows: Sequence[OutboxRow], *, complete: bool) -> tuple[int, bool]:
+        """How many of a page's rows come next, and whether the batch is closed with them.
+
+        As many as there are up to the last place where it is closed; all of them where there is none. `complete`
+        tells that the page is the window's last.
+        """
+        if complete:
+            self._begin()
+            return len(rows), True
+        reach, closed_at = self._reach, 0
+        for place, row in enumerate(rows, 1):
+            transaction_id = row[TRANSACTION_ID]
+            assert transaction_id is not None
+            reach = max(reach, self.lengths[transaction_id].last_id)
+            if row[0] >= reach:
+                closed_at = place
+        if closed_at:
+            self._begin()
+            return closed_at, True
+        self._reach = reach
+        return len(rows), False
+
+    def _begin(self) -> None:
+        self._reach = 0

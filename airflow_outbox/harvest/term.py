@@ -1,0 +1,132 @@
+"""What every term of leadership has, whatever its protocol: it is asked to stop, it watches its fence, and it keeps the
+fence row's account.
+
+A term runs activities that overlap. Those that harvest end when the term is asked to stop and what is in flight is
+settled; the accompanying ones end after them:
+
+- *accounting* keeps the fence row's heartbeat and counters, once a second; it learns there what operators ask for: a
+  pause, in which nothing is read, or that another member leads;
+- *watching* asks once a second whether Postgres answers and the fence is still this view's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+from airflow_outbox.fence import Pulse, Request, Witness
+from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.ports import Table
+
+SLOWEST_POLL = 10  # in poll intervals
+_ACCOUNTING_INTERVAL = 1.0
+_WATCHING_INTERVAL = 1.0
+
+
+class Term(ABC):
+    """Harvests under one view, as operators `request`. It adds what it has purged, by topic, to `published`."""
+
+    def __init__(
+        self, *, view: UUID, request: Request, table: Table, limits: Limits, published: Counter[str]
+    ) -> None:
+        self.view = view
+        self.request = request
+        self._table = table
+        self._limits = limits
+        self._published = published
+        self._purged = 0
+        self._stopping = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._room_made = asyncio.Event()
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Records claimed and not yet purged."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End soon: send nothing more, but settle and purge what was sent."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Harvest until stopped. Raises FencedError, HistoryError, KafkaError, PostgresError."""
+
+    async def _run(
+        self, harvesting: Sequence[Coroutine[Any, Any, None]], *, serving: Sequence[Coroutine[Any, Any, None]] = ()
+    ) -> None:
+        """Run activities until those that harvest have ended, or one fails. `serving` ones never end."""
+        harvests = [asyncio.create_task(activity) for activity in harvesting]
+        accompanying = [asyncio.create_task(activity) for activity in (self._account(), self._watch())]
+        running = {*(asyncio.create_task(activity) for activity in serving), *harvests, *accompanying}
+
+        async def ended(tasks: list[asyncio.Task[None]]) -> None:
+            while any(task in running for task in tasks):
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running.difference_update(done)
+                for task in done:
+                    task.result()
+
+        try:
+            # A statement that is under way is waited for: one that is given up takes its connection along.
+            await ended(harvests)
+            self._finished.set()
+            await ended(accompanying)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _count(self, topics: Counter[str]) -> None:
+        """Records were published and purged."""
+        self._purged += topics.total()
+        self._published.update(topics)
+        self._room_made.set()
+
+    async def _account(self) -> None:
+        while True:
+            await self._pause(_ACCOUNTING_INTERVAL, self._finished)
+            finished = self._finished.is_set()
+            pulse = await self._tell()
+            if finished:
+                return
+            self.request = pulse.request
+            if pulse.request.handover:
+                self.stop()
+            if not pulse.request.paused:
+                self._room_made.set()
+
+    async def _tell(self) -> Pulse:
+        purged, self._purged = self._purged, 0
+        witness = self._to_witness()
+        pulse = await self._table.heartbeat(
+            self.view,
+            published=purged,
+            in_flight=self.in_flight,
+            rate=purged / _ACCOUNTING_INTERVAL,
+            witness=witness,
+        )
+        self._told(pulse, witness)
+        return pulse
+
+    def _to_witness(self) -> Witness | None:
+        """What Postgres is to record of the ledger, if anything is new."""
+        return None
+
+    def _told(self, pulse: Pulse, witness: Witness | None) -> None:
+        """Postgres has durably recorded `witness`."""
+
+    async def _watch(self) -> None:
+        while not self._finished.is_set():
+            await self._pause(_WATCHING_INTERVAL, self._finished)
+            await self._table.require_fence(self.view)
+
+    @staticmethod
+    async def _pause(seconds: float, ending: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), seconds)
