@@ -39,11 +39,13 @@ class SimulatedTransactionalLog:
     def __init__(self, broker: Broker, link: Link, transactional_id: str = TRANSACTIONAL_ID) -> None:
         self._broker = broker
         self._link = link
-        self._id = transactional_id
+        self.transactional_id = transactional_id
         self._epoch = -1
 
-    async def fence(self) -> None:
-        self._epoch = await self._ask("fence", lambda: self._broker.initialise(self._id))
+    async def fence(self, transactional_id: str) -> None:
+        epoch = await self._ask("fence", lambda: self._broker.initialise(transactional_id))
+        if transactional_id == self.transactional_id:
+            self._epoch = epoch
 
     async def ledger(self, start: int) -> Ledger:
         broker = self._broker
@@ -56,7 +58,7 @@ class SimulatedTransactionalLog:
             end = partition.end
 
             def read() -> None:
-                records = [(record.key, record.value) for record in partition.committed(start, end)]
+                records = [(record.offset, record.key, record.value) for record in partition.committed(start, end)]
                 answer.give((topic_id, end, records))
 
             partition.when_stable(end, read)
@@ -89,15 +91,15 @@ class SimulatedTransactionalLog:
                 task.cancel()
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        offset = await self._produce("commit", LEDGER, list(records)) if records else -1
-        await self._ask("end", lambda: self._broker.end(self._id, self._epoch, committed=True))
-        return offset
+        first = await self._produce("commit", LEDGER, list(records))
+        await self._ask("end", lambda: self._broker.end(self.transactional_id, self._epoch, committed=True))
+        return first + len(records) - 1
 
     async def close(self) -> None:
         """A producer that is gone leaves its transaction open, until it is fenced or the coordinator's time is up."""
 
     async def _produce(self, name: str, place: Place, records: list[tuple[Any, Any]]) -> int:
-        offset: int = await self._ask(name, lambda: self._broker.produce(self._id, self._epoch, place, records))
+        offset: int = await self._ask(name, lambda: self._broker.produce(self.transactional_id, self._epoch, place, records))
         return offset
 
     async def _ask(self, name: str, effect: Callable[[], Any]) -> Any:
