@@ -49,16 +49,22 @@ class Group:
     def leave(self, member: SimulatedElection) -> None:
         if member in self.members:
             self.members.remove(member)
-            if self._holder is member:
-                self._holder = None
             if self.owner is member:
                 self.rebalance()
+            if self._holder is member:
+                self._assign()
 
-    def hear(self, member: SimulatedElection) -> None:
-        if member in self.members:
-            self._heard[member] = _now()
-        else:
+    def hear(self, member: SimulatedElection, *, is_owner: bool) -> None:
+        """A member is alive, and takes itself for the owner, or not; it is told again what it may have missed."""
+        if member not in self.members:
             member.tell(member.lost)
+            return
+        self._heard[member] = _now()
+        rightful = self._holder is member and self.owner is member
+        if is_owner and not rightful:
+            member.tell(member.revoke)
+        elif rightful and not is_owner:
+            member.tell(member.assign)
 
     def rebalance(self) -> None:
         """Give the role to a member drawn at random, or to nobody when there is none."""
@@ -182,7 +188,7 @@ class SimulatedElection:
 
     def _heard(self, _: SimulatedElection, sent_at: float, was_owner: bool) -> None:
         if self._is_in:
-            self._group.hear(self)
+            self._group.hear(self, is_owner=was_owner)
         if was_owner:
             self.tell(lambda: self._read_back(sent_at))
 
