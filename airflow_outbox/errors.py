@@ -86,6 +86,10 @@ class PublishError(KafkaError):
     """Records could not be published; they stay in the outbox and are tried again."""
 
 
+class UncertainCommitError(PublishError):
+    """Whether a batch is committed is not known. The ledger tells the next view; nothing is lost or doubled."""
+
+
 class TransactionTooLargeError(OutboxError):
     """A source transaction has more records than max_transaction_records. Raise the limit, or delete its records."""
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from airflow_outbox.records import Snapshot
 
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What to read next: records that `after` does not see, that `within` sees, with ids above `above`.

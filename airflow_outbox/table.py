@@ -285,9 +285,7 @@ class OutboxTable:
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
 
-    def mark(
-        self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
-    ) -> list[MarkedRecord]:
+    def mark(self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False) -> list[MarkedRecord]:
         """Claim and return the next records by id, on request only those that another view has marked; none when
         nothing is due. Raises FencedError.
         """

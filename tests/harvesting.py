@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
@@ -84,7 +84,7 @@ def make_outbox(database: str, *, bootstrap: str, topic: str) -> Outbox:
     with psycopg.connect(database, autocommit=True) as connection:
         init_outbox(connection, OutboxName.parse("outbox"))
         identity = OutboxTable(connection, config.name).identity()
-    make_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
+    make_internal_topics(config, KafkaNames.of(config, identity.outbox_id))
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(outbox.topic, PARTITIONS, 1)])[outbox.topic].result()
     return outbox

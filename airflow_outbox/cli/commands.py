@@ -21,7 +21,7 @@ from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.process import Until, harvest
-from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
 
@@ -47,7 +47,7 @@ for operation in (status, pause, resume, handover, pump_command):
 @click.option("--header-type", default="text", show_default=True, help="Of a new table's header values: text or bytea.")
 @click.option("--transaction-id", is_flag=True, help="Add that column to a table of goharvest's, too.")
 def init(path: Path, key_type: str, value_type: str, header_type: str, transaction_id: bool) -> None:
-    """Make the outbox's tables and the topic of its election, or bring them up to date. What is there stays."""
+    """Make the outbox's tables and the topics of its own, or bring them up to date. What is there stays."""
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
@@ -62,8 +62,7 @@ def init(path: Path, key_type: str, value_type: str, header_type: str, transacti
             cost = cost_of_transaction_id(connection, config.name)
             identity = OutboxTable(connection, config.name).identity()
         names = KafkaNames.of(config, identity.outbox_id)
-        if make_leader_topic(config, names):
-            done.append(f"made topic {names.leader_topic}")
+        done += [f"made topic {topic}" for topic in make_internal_topics(config, names)]
         for line in done or [f"{config.name} was complete already"]:
             click.echo(line)
         if cost is not None:

@@ -8,9 +8,15 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.complaints import (
@@ -81,6 +87,19 @@ class Cluster:
         if not found or found[0].error is not None:
             return None
         return [str(member.id) for member in found[0].members]
+
+    def end_offset(self, topic: str, partition: int) -> int:
+        """Where a partition ends now, with what is not committed there. Raises KafkaError."""
+        where = TopicPartition(topic, partition)
+        answers = self._client.list_offsets(
+            {where: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=_TIMEOUT,
+        )
+        answer = self._answers(answers)[where]
+        if isinstance(answer, BrokerError):
+            raise KafkaError(f"topic {topic}: {answer.str()}")
+        return int(answer.offset)
 
     def topic_settings(self, names: Collection[str]) -> dict[str, Any]:
         """Settings by topic, or the broker's error."""

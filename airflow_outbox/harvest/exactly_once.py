@@ -126,8 +126,13 @@ class ExactlyOnceTerm(Term):
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
-        await self._log.fence()
+        await self._log.fence(self._log.transactional_id)
         ledger = await self._log.ledger(self._fence.witness.offset)
+        if (
+            ledger.head is not None and ledger.head.transactional_id != self._log.transactional_id
+        ):  # it was configured anew
+            await self._log.fence(ledger.head.transactional_id)
+            ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
@@ -240,6 +245,7 @@ class ExactlyOnceTerm(Term):
             batch=number,
             witnessed=self._witnessed.batch,
             highest_id=highest_id,
+            transactional_id=self._log.transactional_id,
             kept=tuple(kept.items()),
         )
         offset = await self._log.commit([*records, *tombstones, head.record()])

@@ -86,7 +86,7 @@ class KafkaLog:
                 record.topic,
                 key=record.key,
                 value=record.value,
-                headers=_headers(record),
+                headers=header_pairs(record.header_names, record.header_values),
                 on_delivery=partial(self._delivered, record),
                 partition=PARTITION_BY_KEY if record.partition is None else record.partition,
             )
@@ -107,7 +107,7 @@ class KafkaLog:
         self._report(Delivery(record, None if error is None else self._undelivered(record, error)))
 
     def _undelivered(self, record: MarkedRecord, error: object) -> PublishError:
-        name = f"record {record.id} (topic {record.topic}, key {_shown(record.key)})"
+        name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"
         return PublishError(f"{name} was not published: {self._why(record, error)}")
 
     def _why(self, record: MarkedRecord, error: object) -> str:
@@ -138,9 +138,10 @@ class KafkaLog:
         del self._producer  # here, because the client's end waits for its own threads
 
 
-def _headers(record: MarkedRecord) -> list[tuple[str, str | bytes | None]]:
+def header_pairs(
+    names: Sequence[str | None], values: Sequence[str | bytes | None]
+) -> list[tuple[str, str | bytes | None]]:
     """The headers as pairs. Raises PublishError for a row that no Kafka message can be made of."""
-    names, values = record.header_names, record.header_values
     if len(names) != len(values):
         raise PublishError(f"{len(names)} header names for {len(values)} header values. Correct the row, or delete it")
     if None in names or None in values:
@@ -148,6 +149,6 @@ def _headers(record: MarkedRecord) -> list[tuple[str, str | bytes | None]]:
     return list(zip(names, values, strict=True))  # type: ignore[arg-type]
 
 
-def _shown(key: str | bytes) -> str:
+def shown(key: str | bytes) -> str:
     text = repr(key)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import UUID
 
 from airflow_outbox.errors import OutboxError
-from airflow_outbox.fence import Fence, Pulse, Request, Witness
+from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.election import Change, Standing
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
@@ -140,8 +140,15 @@ class TransactionalLog(Protocol):
     more but for `close`. What was not committed is never seen by consumers that read committed.
     """
 
-    async def fence(self) -> None:
-        """End the transactions of every earlier log of this shard, one way or the other, and keep them from new ones."""
+    @property
+    def transactional_id(self) -> str:
+        """What this log's producer is known by, and its predecessors' unless it was configured anew."""
+
+    async def fence(self, transactional_id: str) -> None:
+        """End the transaction of every earlier producer of that id, one way or the other, and keep them from new ones.
+
+        To be called with the log's own id before anything else.
+        """
 
     async def ledger(self, start: int) -> Ledger:
         """What the ledger says from an offset on, as far as it goes now; committed entries only.

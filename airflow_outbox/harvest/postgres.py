@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
+from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.names import OutboxName
-from airflow_outbox.table import MarkedRecord, OutboxTable, Request, connect
+from airflow_outbox.pages import Length, Page, Reading
+from airflow_outbox.records import Snapshot
+from airflow_outbox.table import MarkedRecord, OutboxTable, connect
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -36,11 +39,11 @@ class PostgresTable:
         self._marking = _Door()
         self._purging = _Door()
 
-    async def take_over(self, view: UUID) -> Request:
+    async def take_over(self, view: UUID, *, after: Collection[UUID] = ()) -> Fence:
         async with self._within(self._statement_timeout):
-            return await self._take_over(view)
+            return await self._take_over(view, after)
 
-    async def _take_over(self, view: UUID) -> Request:
+    async def _take_over(self, view: UUID, after: Collection[UUID]) -> Fence:
         for door in (self._marking, self._purging):
             door.end()
         self._marking, self._purging = _Door(), _Door()
@@ -48,11 +51,46 @@ class PostgresTable:
         for door, purpose in ((self._marking, "mark"), (self._purging, "purge")):
             await door.open(self._open, purpose)
             backends.append(await door.call(OutboxTable.backend))
-        return await self._marking.call(OutboxTable.take_over, view, backends, self._member)
+        await self._marking.call(OutboxTable.prefer_indexes)
+        return await self._marking.call(OutboxTable.take_over, view, backends, member=self._member, after=after)
 
-    async def mark(self, view: UUID, *, max_records: int, max_bytes: int) -> list[MarkedRecord]:
+    async def fence(self, view: UUID) -> Fence:
         async with self._within(self._statement_timeout):
-            return await self._marking.call(OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes)
+            return await self._purging.call(OutboxTable.fence, view)
+
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
+        async with self._within(self._statement_timeout):
+            await self._purging.call(OutboxTable.begin, view, delivery=delivery, witness=witness)
+
+    async def mark(
+        self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
+    ) -> list[MarkedRecord]:
+        async with self._within(self._statement_timeout):
+            return await self._marking.call(
+                OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes, only_marked=only_marked
+            )
+
+    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        async with self._within(self._statement_timeout):
+            return await self._marking.call(
+                OutboxTable.read,
+                reading,
+                max_records=max_records,
+                max_bytes=max_bytes,
+                transaction_ids=transaction_ids,
+            )
+
+    async def lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        async with self._within(self._statement_timeout):
+            return await self._marking.call(OutboxTable.lengths, transaction_ids)
+
+    async def flush(self, position: int) -> int:
+        async with self._within(self._statement_timeout):
+            return await self._purging.call(OutboxTable.flush, position)
+
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+        async with self._within(self._statement_timeout):
+            return await self._purging.call(OutboxTable.purge_published, view, ids, snapshot)
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         async with self._within(self._statement_timeout):
@@ -66,11 +104,18 @@ class PostgresTable:
         async with self._within(self._patience):
             await self._look(OutboxTable.require_fence, view)
 
-    async def heartbeat(self, view: UUID, *, published: int, in_flight: int, rate: float) -> Request:
+    async def heartbeat(
+        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+    ) -> Pulse:
         # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
         async with self._within(self._statement_timeout):
             return await self._marking.call(
-                OutboxTable.heartbeat, view, published=published, in_flight=in_flight, rate=rate
+                OutboxTable.heartbeat,
+                view,
+                published=published,
+                in_flight=in_flight,
+                rate=rate,
+                witness=witness,
             )
 
     async def note_error(self, view: UUID, error: str) -> None:

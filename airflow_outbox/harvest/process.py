@@ -15,14 +15,16 @@ from typing import Literal, Self
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.harvester import Harvester
+from airflow_outbox.harvest.harvester import SHARD, Harvester
 from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
+from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.neli import NeliElection
-from airflow_outbox.harvest.ports import Events, Log
+from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
+from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.table import Identity, OutboxTable, connect
 
 _LOOK_INTERVAL = 0.5
@@ -81,9 +83,11 @@ async def harvest(
     async def new_log() -> Log:
         return await KafkaLog.open(producer_settings(config))
 
-    await (
-        await new_log()
-    ).close()  # settings that the client refuses are found now, not when this member comes to lead
+    async def new_transactional_log() -> TransactionalLog:
+        return await KafkaTransactionalLog.open(config, names, SHARD)
+
+    # Settings that the client refuses are found now, not when this member comes to lead.
+    await (await (new_transactional_log if config.delivery == "exactly_once" else new_log)()).close()
     election = await asyncio.to_thread(
         NeliElection,
         config,
@@ -94,7 +98,14 @@ async def harvest(
     )
     harvester = Harvester(
         table=table,
-        new_log=new_log,
+        modes=Modes(
+            delivery=config.delivery,
+            table=table,
+            new_log=new_log,
+            new_transactional_log=new_transactional_log,
+            limits=config.limits,
+            atomic=config.atomic,
+        ),
         election=election,
         limits=config.limits,
         events=events,

@@ -31,9 +31,7 @@ _WATCHING_INTERVAL = 1.0
 class Term(ABC):
     """Harvests under one view, as operators `request`. It adds what it has purged, by topic, to `published`."""
 
-    def __init__(
-        self, *, view: UUID, request: Request, table: Table, limits: Limits, published: Counter[str]
-    ) -> None:
+    def __init__(self, *, view: UUID, request: Request, table: Table, limits: Limits, published: Counter[str]) -> None:
         self.view = view
         self.request = request
         self._table = table

@@ -1,4 +1,4 @@
-"""The Kafka names that belong to an outbox, and the topic of its election."""
+"""The Kafka names that belong to an outbox, and the topics that harvesting needs of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from airflow_outbox.harvest.complaints import explained, not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 
 _HEARTBEATS_KEPT_MS = 600_000
+_LEDGER_SEGMENT_BYTES = 16 * 1024 * 1024
+_TOMBSTONES_KEPT_MS = 3_600_000
 _MAKING_TIME = 10.0
 _MAKING_POLL = 0.2
 
@@ -78,31 +80,55 @@ def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> st
     return explained(error, config.kafka)
 
 
-def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
-    """Make the topic of the election, with a partition a shard; say whether it had to be made.
-
-    Its replication is the broker's default.
+def make_internal_topics(config: HarvestConfig, names: KafkaNames) -> list[str]:
+    """Make the topics that harvesting needs beside those of the records; the names of those that were made.
 
     Raises KafkaError.
     """
-    cluster = Cluster(config.kafka)
-    if is_kafkas_own(names.leader_topic) or not isinstance(_leader_topic(cluster, names), BrokerError):
-        return False
-    topic = NewTopic(
-        names.leader_topic,
-        num_partitions=config.shards,
-        replication_factor=-1,
-        config={
-            "retention.ms": str(_HEARTBEATS_KEPT_MS),
-            "segment.ms": str(_HEARTBEATS_KEPT_MS),
-            "cleanup.policy": "delete",
+    made = [names.leader_topic] if make_leader_topic(config, names) else []
+    if config.delivery == "exactly_once" and make_ledger_topic(config, names):
+        made.append(names.ledger_topic)
+    return made
+
+
+def make_ledger_topic(config: HarvestConfig, names: KafkaNames) -> bool:
+    """Make the topic of the ledger, with a partition a shard; say whether it had to be made. Raises KafkaError."""
+    return make_topic(
+        config,
+        names.ledger_topic,
+        settings={
+            "cleanup.policy": "compact",
+            "segment.bytes": str(_LEDGER_SEGMENT_BYTES),
+            "delete.retention.ms": str(_TOMBSTONES_KEPT_MS),
         },
     )
-    error = cluster.make_topic(topic)
+
+
+def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
+    """Make the topic of the election, with a partition a shard; say whether it had to be made. Raises KafkaError."""
+    if is_kafkas_own(names.leader_topic):
+        return False
+    kept = str(_HEARTBEATS_KEPT_MS)
+    return make_topic(
+        config,
+        names.leader_topic,
+        settings={"retention.ms": kept, "segment.ms": kept, "cleanup.policy": "delete"},
+    )
+
+
+def make_topic(config: HarvestConfig, name: str, *, settings: dict[str, str]) -> bool:
+    """Make a topic with a partition a shard, unless it is there; say whether it had to be made.
+
+    Its replication is the broker's default. Raises KafkaError.
+    """
+    cluster = Cluster(config.kafka)
+    if not isinstance(cluster.topics([name])[name], BrokerError):
+        return False
+    error = cluster.make_topic(NewTopic(name, num_partitions=config.shards, replication_factor=-1, config=settings))
     if error is None:
         return True
     if error.code() == BrokerError.TOPIC_ALREADY_EXISTS:
         return False
     if error.code() in (BrokerError.TOPIC_AUTHORIZATION_FAILED, BrokerError.CLUSTER_AUTHORIZATION_FAILED):
-        raise KafkaError(not_allowed("CREATE", "topic", names.leader_topic))
-    raise KafkaError(f"can't make topic {names.leader_topic}: {error.str()}")
+        raise KafkaError(not_allowed("CREATE", "topic", name))
+    raise KafkaError(f"can't make topic {name}: {error.str()}")

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_IDLE_INTERVAL = 0.1
+
 
 class Worker:
     """Runs calls one after the other in a thread of its own.
@@ -19,7 +21,9 @@ class Worker:
     keep the process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, when_idle: Callable[[], object] | None = None) -> None:
+        """`when_idle` is called every tenth of a second in which nothing else is."""
+        self._when_idle = when_idle
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -50,8 +54,16 @@ class Worker:
         self._calls.put(None)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._next()) is not None:
             call()
+
+    def _next(self) -> Callable[[], None] | None:
+        while self._when_idle is not None:
+            try:
+                return self._calls.get(timeout=_IDLE_INTERVAL)
+            except queue.Empty:
+                self._when_idle()
+        return self._calls.get()
 
 
 def _quietly(call: Callable[[], None]) -> None:

@@ -47,17 +47,17 @@ SET LOCAL lock_timeout = '1s'
 -- take_over --
 -- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row. `after`, unless
 -- it is empty, are the only views that may be followed. The history is recorded by the first leader of an incarnation.
-UPDATE {leader}
+UPDATE {leader} AS fence
 SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
     heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0,
-    system_identifier = coalesce(leader.system_identifier, present.system_identifier),
-    timeline = coalesce(leader.timeline, present.timeline),
-    table_oid = coalesce(leader.table_oid, present.table_oid)
+    system_identifier = coalesce(fence.system_identifier, present.system_identifier),
+    timeline = coalesce(fence.timeline, present.timeline),
+    table_oid = coalesce(fence.table_oid, present.table_oid)
 FROM (
     SELECT (pg_control_system()).system_identifier, to_regclass(%(outbox)s)::oid AS table_oid,
            ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
 ) AS present
-WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR leader.view = ANY(%(after)s))
+WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR fence.view = ANY(%(after)s))
 RETURNING true
 
 -- fence --

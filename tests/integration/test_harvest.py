@@ -20,7 +20,7 @@ from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.table import OutboxTable
 
 
@@ -194,7 +194,9 @@ def test_the_child_is_gone_within_a_second_even_when_kafka_is_silent(
         outbox.settings["kafka"] = {"bootstrap.servers": kafka.bootstrap}
         config = HarvestConfig.validated(outbox.settings, source="test")
         with psycopg.connect(outbox.database, autocommit=True) as connection:
-            make_leader_topic(config, KafkaNames.of(config, OutboxTable(connection, config.name).identity().outbox_id))
+            make_internal_topics(
+                config, KafkaNames.of(config, OutboxTable(connection, config.name).identity().outbox_id)
+            )
         process = start(child=True)
         process.wait_for("view")
         kafka.pause()

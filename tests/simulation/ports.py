@@ -16,9 +16,9 @@ from typing import TypeVar
 from uuid import UUID
 
 from airflow_outbox.errors import FencedError, PostgresUnreachableError, PublishError
+from airflow_outbox.fence import Request
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
-from airflow_outbox.fence import Request
 from airflow_outbox.table import MarkedRecord
 
 Result = TypeVar("Result")

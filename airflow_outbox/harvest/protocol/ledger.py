@@ -90,7 +90,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far the ledger is: see the module's description. `kept` are entries that stand: number and chunks."""
+    """How far the ledger is: see the module's description.
+
+    `transactional_id` is the producer's that wrote it, `kept` are the entries that stand: number and chunks.
+    """
 
     outbox_id: UUID
     incarnation: int
@@ -98,6 +101,7 @@ class Head:
     batch: int
     witnessed: int
     highest_id: int
+    transactional_id: str
     kept: tuple[tuple[int, int], ...] = ()
 
     def record(self) -> LedgerRecord:
@@ -140,7 +144,9 @@ class Ledger:
             parsed = None if head is None else _head(_parsed(HEAD, head))
             return cls(topic_id, end, parsed, head_offset, tuple(entries))
         except (KeyError, TypeError, ValueError) as error:
-            raise HistoryError(f"the ledger holds what no release has written: {error!r}. {HistoryError.REMEDY}") from error
+            raise HistoryError(
+                f"the ledger holds what no release has written: {error!r}. {HistoryError.REMEDY}"
+            ) from error
 
 
 def chunk_key(batch: int, chunk: int) -> str:
@@ -192,6 +198,7 @@ def _head(values: dict[str, Any]) -> Head:
         batch=int(values["batch"]),
         witnessed=int(values["witnessed"]),
         highest_id=int(values["highest_id"]),
+        transactional_id=str(values["transactional_id"]),
         kept=tuple((int(batch), int(chunks)) for batch, chunks in values["kept"]),
     )
 

@@ -69,7 +69,9 @@ def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
     if pulse.table_oid != fence.present.table_oid:
         raise _another("the outbox's table was dropped and made anew")
     if pulse.last_drawn < highest_id:
-        raise _another(f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back")
+        raise _another(
+            f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back"
+        )
 
 
 def recover(fence: Fence, ledger: Ledger) -> Recovery:

@@ -23,7 +23,7 @@ from airflow_outbox.demo.airflow import AirflowStandalone
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, make_leader_topic
+from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
@@ -56,7 +56,7 @@ class Outbox:
         with psycopg.connect(database, autocommit=True) as connection:
             init_outbox(connection, OutboxName.parse(name))
             identity = OutboxTable(connection, config.name).identity()
-        make_leader_topic(config, KafkaNames.of(config, identity.outbox_id))
+        make_internal_topics(config, KafkaNames.of(config, identity.outbox_id))
         client = AdminClient(kafka_settings)
         client.create_topics([NewTopic(outbox.topic, PARTITIONS, 1)])[outbox.topic].result()
         return outbox

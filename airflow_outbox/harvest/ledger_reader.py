@@ -1,0 +1,114 @@
+"""Reading the ledger to its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import cast
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import KafkaError as BrokerError
+
+from airflow_outbox.errors import HistoryError, KafkaError
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
+from airflow_outbox.harvest.protocol.ledger import Ledger
+from airflow_outbox.harvest.topics import KafkaNames
+
+logger = logging.getLogger(__name__)
+
+_POLL = 0.5
+
+
+class LedgerReader:
+    """Reads a shard's partition of the ledger, by a consumer of its own that belongs to no group."""
+
+    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int) -> None:
+        self._config = config
+        self._topic = names.ledger_topic
+        self._partition = shard
+        self._patience = config.limits.transaction_timeout
+        self._complaint: str | None = None
+
+    def read(self, start: int) -> Ledger:
+        """Committed records from an offset to the end that the ledger has now, also the uncommitted one.
+
+        A transaction that is open there is waited for. Raises HistoryError when the ledger is not there or does not
+        reach so far, KafkaError.
+        """
+        cluster = Cluster(self._config.kafka)
+        topic_id = self._topic_id(cluster)
+        end = cluster.end_offset(self._topic, self._partition)
+        if start > end:
+            raise HistoryError(f"the ledger ends at offset {end}, and {start} was in it. {HistoryError.REMEDY}")
+        consumer = self._consumer()
+        try:
+            return Ledger.read(topic_id=topic_id, end=end, records=self._records(consumer, start, end))
+        finally:
+            consumer.close()
+
+    def _topic_id(self, cluster: Cluster) -> str:
+        topic = cluster.topics([self._topic])[self._topic]
+        if not isinstance(topic, BrokerError):
+            if len(topic.partitions) <= self._partition:
+                raise KafkaError(
+                    f"the ledger {self._topic} has no partition for shard {self._partition}. Add partitions"
+                )
+            return str(topic.topic_id)
+        if topic.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
+            raise HistoryError(
+                f"there is no ledger: topic {self._topic} is missing. Run `airflow-outbox init` when the outbox is new, "
+                "and then `airflow-outbox adopt` when it is not"
+            )
+        if topic.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+            raise KafkaError(not_allowed("READ", "topic", self._topic))
+        raise KafkaError(explained(topic, self._config.kafka))
+
+    def _consumer(self) -> Consumer:
+        settings = {
+            **CLIENT_SETTINGS,
+            **self._config.kafka,
+            **self._config.kafka_consumer,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "error_cb": self._complain,
+        }
+        try:
+            return Consumer(settings, logger=logger)
+        except REFUSALS as error:
+            raise refused_settings(error, settings, remedy="Correct kafka or kafka_consumer") from error
+
+    def _records(self, consumer: Consumer, start: int, end: int) -> list[tuple[int, str, str | None]]:
+        records: list[tuple[int, str, str | None]] = []
+        consumer.assign([TopicPartition(self._topic, self._partition, start)])
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline:
+            message = consumer.poll(_POLL)
+            if message is None:
+                continue
+            error = message.error()
+            offset = cast("int", message.offset())
+            if error is None:
+                key, value = message.key() or b"", message.value()
+                records.append((offset, _text(key), None if value is None else _text(value)))
+            elif error.code() == BrokerError._PARTITION_EOF:
+                if offset >= end:
+                    return records
+            elif error.code() == BrokerError._AUTO_OFFSET_RESET:
+                raise HistoryError(f"the ledger does not hold offset {start} any more. {HistoryError.REMEDY}")
+            elif not error.retriable():
+                raise KafkaError(explained(error, self._config.kafka))
+        raise KafkaError(self._complaint or "the ledger can't be read to its end: a transaction stays open in it")
+
+    def _complain(self, error: BrokerError) -> None:
+        self._complaint = explained(error, self._config.kafka)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")

@@ -1,0 +1,209 @@
+"""The port `TransactionalLog` over a transactional confluent-kafka producer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, Message, Producer
+
+from airflow_outbox.errors import KafkaError, PublishError
+from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, header_pairs, producer_settings, shown
+from airflow_outbox.harvest.ledger_reader import LedgerReader
+from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction
+from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.worker import Worker
+from airflow_outbox.pages import OutboxRow
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
+
+
+def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict[str, Any]:
+    """The producer's settings: as for any producer, and what transactions need."""
+    timeout = int(config.limits.transaction_timeout * 1000)
+    settings = producer_settings(config)
+    return {
+        **settings,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": timeout,
+        "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
+        "socket.timeout.ms": min(timeout - 1000, 60_000),
+        "batch.size": 1_000_000,
+    }
+
+
+class KafkaTransactionalLog:
+    """Publishes the batches of one term. One thread makes all calls to the client, in turn."""
+
+    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int) -> None:
+        """With tokens it waits for one: use `open`."""
+        self.transactional_id = f"{names.transactional_id}.{shard}"
+        self._config = config
+        self._names = names
+        self._shard = shard
+        self._patience = config.limits.transaction_timeout
+        self._settings = transactional_settings(config, self.transactional_id)
+        self._transaction = Transaction()
+        self._complaint: str | None = None
+        self._extents: dict[tuple[str, int], list[int]] = {}
+        self._refused: KafkaError | None = None
+        self._offset = 0
+        try:
+            self._producer = Producer(
+                {**self._settings, "error_cb": self._complain, "on_delivery": self._delivered}, logger=logger
+            )
+        except REFUSALS as error:
+            raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
+        self._worker = Worker("outbox-publish", when_idle=lambda: self._producer.poll(0))
+
+    @classmethod
+    async def open(cls, config: HarvestConfig, names: KafkaNames, shard: int) -> Self:
+        """A new producer. Raises KafkaError for settings that Kafka's client refuses."""
+        return await asyncio.to_thread(cls, config, names, shard)
+
+    async def fence(self, transactional_id: str) -> None:
+        if transactional_id == self.transactional_id:
+            await self._worker.call(self._fence)
+        else:
+            await self._worker.call(self._fence_another, transactional_id)
+
+    async def ledger(self, start: int) -> Ledger:
+        return await asyncio.to_thread(LedgerReader(self._config, self._names, self._shard).read, start)
+
+    async def begin(self) -> None:
+        await self._worker.call(self._begin)
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        return await self._worker.call(self._publish, rows)
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        return await self._worker.call(self._commit, records)
+
+    async def close(self) -> None:
+        self._worker.end(self._give_up)
+
+    def _fence(self) -> None:
+        self._repeat(Call.FENCE, self._producer.init_transactions)
+
+    def _fence_another(self, transactional_id: str) -> None:
+        """By a producer that does nothing else."""
+        settings = {**self._settings, "transactional.id": transactional_id}
+        deadline = time.monotonic() + self._patience
+        another = Producer({**settings, "error_cb": self._complain}, logger=logger)
+        while True:
+            try:
+                return another.init_transactions(_CALL_TIME)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise KafkaError(self._why(error.args[0])) from error
+
+    def _begin(self) -> None:
+        self._transaction.begins(Call.BEGIN)
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
+        self._transaction.succeeded(Call.BEGIN)
+
+    def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
+        self._transaction.begins(Call.PUBLISH)
+        self._extents.clear()
+        produce = self._producer.produce
+        for number, topic, key, value, names, values, partition, _, _ in rows:
+            try:
+                produce(
+                    topic,
+                    key=key,
+                    value=value,
+                    headers=header_pairs(names, values) if names or values else None,
+                    partition=PARTITION_BY_KEY if partition is None else partition,
+                )
+            except (KafkaException, BufferError, PublishError, ValueError, TypeError) as error:
+                name = f"record {number} (topic {topic}, key {shown(key)})"
+                reason = self._why(error.args[0]) if isinstance(error, KafkaException) else str(error)
+                raise self._transaction.given_up(Call.PUBLISH, f"{name} was not published: {reason}") from error
+        self._flush(Call.PUBLISH)
+        self._transaction.succeeded(Call.PUBLISH)
+        return [Extent(*place, *extent) for place, extent in self._extents.items()]
+
+    def _commit(self, records: Sequence[LedgerRecord]) -> int:
+        self._transaction.begins(Call.PUBLISH)
+        for key, value in records:
+            self._producer.produce(
+                self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
+            )
+        self._flush(Call.PUBLISH)
+        self._repeat(Call.COMMIT, self._producer.commit_transaction)
+        return self._offset
+
+    def _flush(self, call: Call) -> None:
+        """Wait until Kafka has all that was sent."""
+        deadline = time.monotonic() + self._patience
+        while self._producer.flush(_CALL_TIME) and self._refused is None:
+            if time.monotonic() > deadline:
+                raise self._transaction.given_up(call, self._complaint or "Kafka has not taken records in time")
+        if self._refused is not None:
+            raise self._transaction.given_up(call, str(self._refused))
+
+    def _repeat(self, call: Call, function: Callable[[float], None]) -> None:
+        """Make a call that may be made again, until its deadline."""
+        self._transaction.begins(call)
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                function(_CALL_TIME)
+            except KafkaException as error:
+                reason: BrokerError = error.args[0]
+                complaint = Complaint(
+                    self._why(reason), reason.retriable(), reason.txn_requires_abort(), reason.fatal()
+                )
+                self._transaction.failed(call, complaint, in_time=time.monotonic() < deadline)
+            else:
+                return self._transaction.succeeded(call)
+
+    def _delivered(self, error: BrokerError | None, message: Message) -> None:
+        topic = cast("str", message.topic())
+        if error is not None:
+            name = f"a record (topic {topic}, key {shown(message.key() or b'')})"
+            self._refused = self._refused or PublishError(f"{name} was not published: {self._why(error, topic)}")
+            return
+        partition, offset = cast("int", message.partition()), cast("int", message.offset())
+        extent = self._extents.get((topic, partition))
+        if extent is None:
+            self._extents[topic, partition] = [offset, offset, 1]
+        else:
+            extent[1] = offset
+            extent[2] += 1
+
+    def _written(self, error: BrokerError | None, message: Message) -> None:
+        if error is not None:
+            self._refused = KafkaError(
+                f"the ledger was not written: {self._why(error, message.topic())}. Check topic {message.topic()}"
+            )
+        else:
+            self._offset = cast("int", message.offset())
+
+    def _why(self, error: BrokerError, topic: str | None = None) -> str:
+        if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED and topic is not None:
+            return not_allowed("WRITE", "topic", topic)
+        if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return not_allowed("WRITE", "transactional-id", self.transactional_id)
+        if error.code() in (BrokerError._MSG_TIMED_OUT, BrokerError._TIMED_OUT) and self._complaint is not None:
+            return self._complaint
+        return error.str() or error.name()
+
+    def _complain(self, error: BrokerError) -> None:
+        self._complaint = explained(error, self._settings)
+
+    def _give_up(self) -> None:
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        del self._producer  # here, because the client's end waits for its own threads
