@@ -20,6 +20,7 @@ from simulation.world import SOUND, Design, Member, World
 
 from airflow_outbox.errors import HistoryError
 
+_TROUBLE = 0.02
 _ACTS = 10
 _AMBUSHES = 4
 _LONGEST_STOP = 8.0
@@ -60,10 +61,7 @@ class History:
         self._start()
         writing = asyncio.create_task(applications.run())
         flushing = asyncio.create_task(applications.flush_now_and_then())
-        if self._focused:
-            await self._be_ambushed()
-        else:
-            await self._live()
+        await self._disturb()
         await self._heal()
         await writing
         drained = await self._drain()
@@ -71,8 +69,13 @@ class History:
         flushing.cancel()
         await asyncio.sleep(_AFTERMATH)
         world.database.flush()
-        found = [] if drained else [f"stuck: {len(world.database.state.rows)} records left"]
-        return found + self._judge(drained=drained)
+        return self.judge(drained=drained)
+
+    async def _disturb(self) -> None:
+        if self._focused:
+            await self._be_ambushed()
+        else:
+            await self._live()
 
     async def _live(self) -> None:
         """Anything may happen at any time."""
@@ -91,23 +94,31 @@ class History:
             if len(self.world.members) < 2:
                 self._start()
 
-    def _judge(self, *, drained: bool) -> list[str]:
-        exactly_once = self.design.delivery == "exactly_once"
+    def judge(self, *, drained: bool) -> list[str]:
+        """What was wrong. `drained` tells whether everything was published in time."""
         found = complaints(
             self.world.database,
             self.world.broker,
-            exactly_once=exactly_once,
+            exactly_once=self.design.delivery == "exactly_once",
             atomic=self.design.atomic,
             drained=drained,
         )
+        if not drained:
+            found.append(f"stuck: {len(self.world.database.state.rows)} records left")
         for member in self.members:
-            if member.running.done() and not member.running.cancelled() and member.running.exception():
-                found.append(f"bug: {member.running.exception()!r}")
             found += _duels(member)
-            for event in member.events:
-                if HistoryError.REMEDY in str(event.fields.get("error")):
-                    found.append(f"false alarm: {event.fields['error']}")
-        return found
+            found += [f"false alarm: {error}" for error in history_errors(member)]
+        return found + self.bugs()
+
+    def bugs(self) -> list[str]:
+        """What has ended members, and is no error of the outbox's."""
+        ended = [member.running for member in self.members if member.running.done() and not member.running.cancelled()]
+        return [f"bug: {running.exception()!r}" for running in ended if running.exception()]
+
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        state = self.world.database.state
+        return not state.rows and not state.open
 
     def _act(self) -> None:
         acts = (
@@ -214,13 +225,20 @@ class History:
             self._start()
 
     async def _drain(self) -> bool:
-        state, loop = self.world.database, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE
-        while state.state.rows or state.state.open:
+        while not self.has_ended():
             if loop.time() > deadline:
                 return False
             await asyncio.sleep(0.25)
         return True
+
+
+def history_errors(member: Member) -> Iterator[str]:
+    """What a member has said about another history."""
+    for event in member.events:
+        if HistoryError.REMEDY in (error := str(event.fields.get("error"))):
+            yield error
 
 
 def _duels(member: Member) -> Iterator[str]:
@@ -233,14 +251,14 @@ def _duels(member: Member) -> Iterator[str]:
             yield f"duel: {event.fields['view']}"
 
 
-def simulated(seed: int, design: Design = SOUND, *, trouble: float = 0.02) -> Outcome:
+def simulated(seed: int, design: Design = SOUND, kind: type[History] = History) -> Outcome:
     """Live through the history of a seed."""
 
     async def live() -> Outcome:
         focused = seed % 2 == 0
-        world = World(seed, trouble=trouble * (seed % 8 > 1), latency=(0.005, 0.05)[seed // 2 % 2])
+        world = World(seed, trouble=_TROUBLE * (seed % 8 > 1), latency=(0.005, 0.05)[seed // 2 % 2])
         world.broker.marking_time = world.network.latency * 4
-        history = History(world, design, focused=focused)
+        history = kind(world, design, focused=focused)
         found = await history.run()
         published = sum(len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER)
         return Outcome(seed, found, published, asyncio.get_running_loop().time(), history.steps)
