@@ -277,8 +277,9 @@ class ExactlyOnceTerm(Term):
         return self._purged_witness if self._purged_witness != self._witnessed else None
 
     def _told(self, pulse: Pulse, witness: Witness | None) -> None:
+        # Held against what was known when the question left: ids are drawn and published while the answer is on its way.
         self._witnessed = witness or self._witnessed
-        require_pulse(self._fence, pulse, highest_id=self._published_witness.highest_id)
+        require_pulse(self._fence, pulse, highest_id=self._witnessed.highest_id)
 
 
 class SettlingTerm(ExactlyOnceTerm):

@@ -1,53 +1,174 @@
 """An event loop whose time is simulated: it never waits, it lets the clock jump to the next timer.
 
-What runs on it is repeatable.
+What runs on it is repeatable. It knows *processes*: what a process has begun (its tasks, its timers, the answers that
+come to it) runs while the process does. One that is stopped does nothing until it is continued, and then all that it has
+missed at once; one that is killed never does anything again, not so much as a `finally`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
+import contextlib
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+_ROUNDS, _PATIENCE = 5, 60.0  # how often tasks are told to end, and for how many seconds they may go on after that
 
 
 class StuckError(Exception):
     """Nothing will ever happen again: every task waits, and no timer is set."""
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    loop: SimulatedLoop
+class Process:
+    """A process of the simulated world."""
 
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise StuckError
-        self.loop.now += max(timeout, 0)
-        return []
+    __slots__ = ("context", "killed", "missed", "stopped")
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.killed = False
+        self.missed: list[asyncio.Handle] = []
+        self.context = copy_context()
+        """What is run in it, and all that comes of that, belongs to the process."""
+        self.context.run(_PROCESS.set, self)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, SimulatedLoop):
+            loop.processes.append(self)
+
+    def stop(self) -> None:
+        """As SIGSTOP does."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """As SIGCONT does."""
+        self.stopped = False
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        loop.ready.extend(self.missed)
+        self.missed.clear()
+
+    def kill(self) -> None:
+        """As SIGKILL does."""
+        self.killed = True
 
 
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    """Its `time()` is `now`, in simulated seconds from 0. No threads, no I/O."""
+_PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+ELSEWHERE = Context()
+"""What is run in it belongs to no process: servers, and the network."""
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """Its `time()` is `now`, in simulated seconds from 0. No threads, no I/O; only what the engine needs of a loop."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        selector = _JumpingSelector()
-        selector.loop = self
-        super().__init__(selector)
+        self.ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._set = 0
+        self._tasks: list[asyncio.Task[Any]] = []  # strong references: nothing of a killed process is to be collected
+        self._failure: BaseException | None = None
+        self.processes: list[Process] = []
 
     def time(self) -> float:
         return self.now
 
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **kwargs)
+        self._tasks.append(task)
+        return task
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self.ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._set += 1
+        heapq.heappush(self._timers, (when, self._set, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A timer was cancelled; it is dropped when its time comes."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if "handle" in context:  # a bug of the world; a task's exception waits for whoever awaits the task
+            self._failure = context["exception"]
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine to its end, and end the tasks that are left."""
+        asyncio._set_running_loop(self)
+        try:
+            main = self.create_task(coroutine)
+            self._run_until(main.done)
+            return main.result()
+        finally:
+            self._end_tasks()
+            asyncio._set_running_loop(None)
+
+    def _run_until(self, done: Callable[[], bool]) -> None:
+        ready, timers = self.ready, self._timers
+        while not done():
+            if not ready:
+                if not timers:
+                    raise StuckError
+                when, _, timer = heapq.heappop(timers)
+                if timer._cancelled:
+                    continue
+                self.now = max(self.now, when)
+                ready.append(timer)
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+            if process is None or not (process.stopped or process.killed):
+                handle._run()
+                if self._failure is not None:
+                    raise self._failure
+            else:
+                process.missed.append(handle)
+
+    def _end_tasks(self) -> None:
+        for process in self.processes:
+            process.killed = process.stopped = False
+            self.ready.extend(process.missed)
+        for _ in range(_ROUNDS):
+            left = [task for task in self._tasks if not task.done()]
+            if not left:
+                break
+            for task in left:
+                task.cancel()
+            limit = self.now + _PATIENCE
+            with contextlib.suppress(StuckError):
+                self._run_until(lambda left=left, limit=limit: self.now > limit or all(t.done() for t in left))  # type: ignore[misc]
+
 
 def simulate(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end in simulated time."""
-    loop = SimulatedLoop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    return SimulatedLoop().run(coroutine)

@@ -1,0 +1,96 @@
+"""Applications that write to the outbox: transactions of all kinds, several at once.
+
+They keep to what the order of a key asks for: whoever writes records of a key holds that key's lock from before the first
+id is drawn until the transaction has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import AsyncExitStack
+
+from simulation.postgres import Database, PreparedTransaction, Transaction, TransactionLostError
+from simulation.world import World
+
+from airflow_outbox.table import MarkedRecord
+
+TOPICS = 2
+KEYS = 6
+_FLUSH_INTERVAL = 0.4
+
+
+class Applications:
+    """Writes `transactions` by several writers, until all have ended one way or the other."""
+
+    def __init__(self, world: World, *, transactions: int, writers: int = 4) -> None:
+        self._world = world
+        self._random = world.random
+        self._database: Database = world.database
+        self._left = transactions
+        self._written = 0
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._writers = writers
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._write() for _ in range(self._writers)))
+
+    async def flush_now_and_then(self) -> None:
+        """What Postgres' WAL writer does, for commits that nobody waits for."""
+        while True:
+            await asyncio.sleep(_FLUSH_INTERVAL * self._random.random())
+            self._database.flush()
+
+    async def _write(self) -> None:
+        while self._left > 0:
+            self._left -= 1
+            await self._pause(1.0)
+            keys = sorted(self._random.sample(range(KEYS), self._random.choice((1, 1, 2, 3))))
+            async with AsyncExitStack() as locked:
+                for key in keys:
+                    await locked.enter_async_context(self._locks[f"k{key}"])
+                try:
+                    await self._transact([f"k{key}" for key in keys])
+                except TransactionLostError:
+                    await self._pause(0.5)
+
+    async def _transact(self, keys: list[str]) -> None:
+        transaction = self._database.begin()
+        count = self._random.choice((1, 1, 2, 3, 5))
+        early = [transaction.draw() for _ in range(count)] if self._random.random() < 0.25 else []
+        if early:
+            await self._pause(2.0)
+        for place in range(count):
+            number = early[place] if early else transaction.draw()
+            transaction.insert(self._record(number, self._random.choice(keys)))
+            if self._random.random() < 0.3:
+                await self._pause(0.3)
+        await self._end(transaction)
+
+    async def _end(self, transaction: Transaction) -> None:
+        draw = self._random.random()
+        if draw < 0.15:
+            await self._pause(8.0)
+        if draw < 0.45:
+            transaction.commit()
+        elif draw < 0.8:
+            transaction.commit(synchronous=False)
+        elif draw < 0.92:
+            transaction.rollback()
+        else:
+            await self._end_prepared(transaction.prepare())
+
+    async def _end_prepared(self, prepared: PreparedTransaction) -> None:
+        committed = self._random.random() < 0.7
+        await self._pause(5.0)
+        while not self._database.up:
+            await self._pause(1.0)
+        prepared.end(committed=committed)
+
+    def _record(self, number: int, key: str) -> MarkedRecord:
+        """Its value tells it from all others, also from those of a history that a crash undid."""
+        self._written += 1
+        return MarkedRecord(number, f"t{self._written % TOPICS}", key, f"v{self._written}", [], [], None)
+
+    async def _pause(self, longest: float) -> None:
+        await asyncio.sleep(longest * self._random.random())

@@ -1,0 +1,148 @@
+"""The judge of a simulated history: what a consumer that reads committed sees, against what Postgres has committed.
+
+It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the ledger.
+Records are told from each other by their values, for ids may be given out again after a crash.
+
+A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone by
+a crash), *torn* (a source transaction that is not visible as a whole), and *purged unpublished*: deleted before it was
+visible. What is *stuck* or a *false alarm* the history itself finds. A false watermark would have its place here, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulation.kafka import LEDGER, Broker, KafkaTransaction
+from simulation.postgres import Change, Database
+
+Lane = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a log of Postgres says: the values of each lane in order, of each transaction, and what was deleted when."""
+
+    lanes: defaultdict[Lane, list[str]] = field(default_factory=lambda: defaultdict(list))
+    transactions: list[list[str]] = field(default_factory=list)
+    deleted: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, log: Iterable[Change]) -> Committed:
+        found = cls()
+        opened: dict[int, list[Any]] = {}
+        values: dict[int, str] = {}
+        for change, arguments in log:
+            if change == "begin":
+                opened[arguments[0]] = []
+            elif change == "insert":
+                opened[arguments[0]].append(arguments[1].record)
+            elif change == "end":
+                records = sorted(opened.pop(arguments[0]), key=lambda record: int(record.id))
+                if arguments[1] and records:
+                    found.transactions.append([record.value for record in records])
+                    for record in records:
+                        found.lanes[record.topic, record.key].append(record.value)
+                        values[record.id] = record.value
+            elif change == "delete":
+                found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record as a consumer sees it; `visible_at` in the world's count."""
+
+    lane: Lane
+    value: str
+    partition: int
+    visible_at: int
+    transaction: KafkaTransaction | None
+
+
+def seen(broker: Broker) -> list[Seen]:
+    """What a consumer that reads committed has seen of all topics but the ledger, by now."""
+    return [
+        Seen(
+            lane=(topic, record.key),
+            value=record.value[3],
+            partition=number,
+            visible_at=record.transaction.decided_at if record.transaction else record.at,
+            transaction=record.transaction,
+        )
+        for (topic, number), partition in broker.partitions.items()
+        if (topic, number) != LEDGER
+        for record in partition.committed()
+    ]
+
+
+def complaints(
+    database: Database, broker: Broker, *, exactly_once: bool = True, atomic: bool = False, drained: bool = True
+) -> list[str]:
+    """What is wrong. `drained` tells that everything ought to be published by now."""
+    present = Committed.read(database.log)
+    past = [Committed.read(log) for log in database.past]
+    sightings = seen(broker)
+    found = [*_foreign([present, *past], sightings), *_out_of_order(present, sightings)]
+    if drained:
+        found += _lost(present, sightings)
+    if exactly_once:
+        found += _doubled(sightings)
+    if atomic:
+        found += _torn(present, sightings)
+    for history in (present, *past):
+        found += _purged_unpublished(history, sightings)
+    return found
+
+
+def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+    values = {sighting.value for sighting in sightings}
+    for lane, stashed in committed.lanes.items():
+        yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
+
+
+def _doubled(sightings: list[Seen]) -> Iterator[str]:
+    for value, times in Counter(sighting.value for sighting in sightings).items():
+        if times > 1:
+            yield f"doubled: {value} came {times} times"
+
+
+def _foreign(histories: list[Committed], sightings: list[Seen]) -> Iterator[str]:
+    known = {value for history in histories for values in history.lanes.values() for value in values}
+    for sighting in sightings:
+        if sighting.value not in known:
+            yield f"foreign: {sighting.value} of {sighting.lane} is not committed in Postgres"
+
+
+def _out_of_order(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+    places = {value: place for values in committed.lanes.values() for place, value in enumerate(values)}
+    latest: dict[Lane, int] = {}
+    partitions: dict[Lane, int] = {}
+    known: set[str] = set()
+    for sighting in sightings:
+        if partitions.setdefault(sighting.lane, sighting.partition) != sighting.partition:
+            yield f"out of order: {sighting.value} of {sighting.lane} is in another partition than what came before it"
+        place = places.get(sighting.value, -1)
+        if place >= 0 and sighting.value not in known:
+            known.add(sighting.value)
+            if place < latest.get(sighting.lane, -1):
+                yield f"out of order: {sighting.value} of {sighting.lane} came after a later one"
+            latest[sighting.lane] = max(place, latest.get(sighting.lane, -1))
+
+
+def _torn(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+    holders: defaultdict[str, set[KafkaTransaction | None]] = defaultdict(set)
+    for sighting in sightings:
+        holders[sighting.value].add(sighting.transaction)
+    for values in committed.transactions:
+        if len({frozenset(holders[value]) for value in values if value in holders}) > 1:
+            yield f"torn: {values} became visible in parts"
+
+
+def _purged_unpublished(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+    visible = {sighting.value: sighting.visible_at for sighting in reversed(sightings)}
+    for value, deleted_at in committed.deleted.items():
+        if visible.get(value, deleted_at + 1) > deleted_at:
+            yield f"purged unpublished: {value}"

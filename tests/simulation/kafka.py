@@ -1,0 +1,208 @@
+"""A simulated Kafka: partitions of topics, transactional producers, and the compacted ledger.
+
+A *transactional id* has an epoch; whoever initialises it raises the epoch, and the coordinator refuses all older ones
+from then on. The coordinator first *decides* a transaction (from then on it is committed, or aborted, whoever dies), and
+writes its markers into the partitions after that, one by one. A consumer that reads committed sees a partition up to its
+*last stable offset*, the first record of a transaction that has no marker there yet, and nothing of aborted ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from simulation.loop import ELSEWHERE
+
+LEDGER = ("ledger", 0)
+PARTITIONS = 2
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+class Fenced(Exception):
+    """The producer's epoch is an old one."""
+
+
+class Concurrent(Exception):
+    """The transaction before it has not got all its markers yet: to be tried again."""
+
+
+@dataclass(slots=True, eq=False)
+class KafkaTransaction:
+    """`committed` is None until it is decided, at `decided_at` in the world's count."""
+
+    number: int
+    places: dict[Place, int] = field(default_factory=dict)  # to the first offset
+    committed: bool | None = None
+    decided_at: int = 0
+    unmarked: set[Place] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record in a partition. `at` is when it was appended, in the world's count."""
+
+    offset: int
+    key: Any
+    value: Any
+    transaction: KafkaTransaction | None
+    at: int
+
+
+class Partition:
+    """Records in the order of their offsets, some of which are markers' or were compacted away."""
+
+    def __init__(self) -> None:
+        self.records: list[Stored] = []
+        self.end = 0
+        self.open: dict[KafkaTransaction, int] = {}
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def append(self, key: Any, value: Any, transaction: KafkaTransaction | None, at: int) -> int:
+        self.records.append(Stored(self.end, key, value, transaction, at))
+        if transaction is not None:
+            self.open.setdefault(transaction, self.end)
+        self.end += 1
+        return self.end - 1
+
+    def mark(self, transaction: KafkaTransaction) -> None:
+        self.open.pop(transaction, None)
+        self.end += 1
+        ready = [call for offset, call in self._waiting if offset <= self.stable]
+        self._waiting = [(offset, call) for offset, call in self._waiting if offset > self.stable]
+        for call in ready:
+            call()
+
+    @property
+    def stable(self) -> int:
+        """The last stable offset."""
+        return min(self.open.values(), default=self.end)
+
+    def when_stable(self, offset: int, call: Callable[[], None]) -> None:
+        """Call once the stable offset has reached `offset`."""
+        if self.stable >= offset:
+            call()
+        else:
+            self._waiting.append((offset, call))
+
+    def committed(self, start: int = 0, end: int | None = None) -> Iterator[Stored]:
+        """What a consumer that reads committed sees."""
+        limit = self.stable if end is None else min(end, self.stable)
+        for record in self.records:
+            if start <= record.offset < limit and (record.transaction is None or record.transaction.committed):
+                yield record
+
+    def compact(self, limit: int, *, forget_tombstones_before: int) -> None:
+        """Below `limit`, keep the last committed record of each key only, and of tombstones the younger ones."""
+        limit = min(limit, self.stable)
+        last = {record.key: record.offset for record in self.committed(end=limit)}
+        self.records = [
+            record
+            for record in self.records
+            if record.offset >= limit
+            or (
+                last.get(record.key) == record.offset
+                and (record.value is not None or record.at >= forget_tombstones_before)
+            )
+        ]
+
+
+class Coordinator:
+    """What the broker knows of one transactional id."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.transaction: KafkaTransaction | None = None  # open, or decided and without all its markers
+
+
+class Broker:
+    """One cluster. A transaction that is open for `transaction_timeout` seconds is aborted by the coordinator."""
+
+    def __init__(self, random: Random, tick: Callable[[], int], *, transaction_timeout: float) -> None:
+        self.partitions: dict[Place, Partition] = {LEDGER: Partition()}
+        self.ledger_id: str | None = "ledger 1"
+        self.marking_time = 0.0
+        """How long it takes to write a marker, at most, in seconds."""
+        self._random = random
+        self._tick = tick
+        self._timeout = transaction_timeout
+        self._coordinators: dict[str, Coordinator] = {}
+        self._numbers = 0
+
+    def partition(self, place: Place) -> Partition:
+        return self.partitions.setdefault(place, Partition())
+
+    def coordinator(self, transactional_id: str) -> Coordinator:
+        return self._coordinators.setdefault(transactional_id, Coordinator())
+
+    def initialise(self, transactional_id: str) -> int:
+        """Fence all older producers; the new epoch. Raises Concurrent while their last transaction is being ended."""
+        coordinator = self.coordinator(transactional_id)
+        transaction = coordinator.transaction
+        if transaction is not None:
+            if transaction.committed is None:
+                coordinator.epoch += 1
+                self._decide(coordinator, transaction, committed=False)
+            raise Concurrent
+        coordinator.epoch += 1
+        return coordinator.epoch
+
+    def produce(self, transactional_id: str, epoch: int, place: Place, records: list[tuple[Any, Any]]) -> int:
+        """Append records in the producer's transaction, which begins with its first; the first one's offset."""
+        coordinator = self._required(transactional_id, epoch)
+        transaction = coordinator.transaction
+        if transaction is None:
+            self._numbers += 1
+            loop = asyncio.get_running_loop()
+            transaction = coordinator.transaction = KafkaTransaction(self._numbers)
+            loop.call_later(self._timeout, self._expire, coordinator, transaction, context=ELSEWHERE)
+        elif transaction.committed is not None:
+            raise Concurrent
+        partition = self.partition(place)
+        offsets = [partition.append(key, value, transaction, self._tick()) for key, value in records]
+        transaction.places.setdefault(place, offsets[0])
+        return offsets[0]
+
+    def end(self, transactional_id: str, epoch: int, *, committed: bool) -> None:
+        coordinator = self._required(transactional_id, epoch)
+        transaction = coordinator.transaction
+        if transaction is not None and transaction.committed is None:
+            self._decide(coordinator, transaction, committed=committed)
+
+    def append(self, place: Place, key: Any, value: Any) -> int:
+        """Of a producer without transactions."""
+        return self.partition(place).append(key, value, None, self._tick())
+
+    def lose_ledger(self) -> None:
+        """The ledger's topic is deleted and made anew."""
+        self.partitions[LEDGER] = Partition()
+        self.ledger_id = "ledger 2"
+
+    def _required(self, transactional_id: str, epoch: int) -> Coordinator:
+        coordinator = self.coordinator(transactional_id)
+        if epoch != coordinator.epoch:
+            raise Fenced
+        return coordinator
+
+    def _expire(self, coordinator: Coordinator, transaction: KafkaTransaction) -> None:
+        if transaction.committed is None:
+            coordinator.epoch += 1
+            self._decide(coordinator, transaction, committed=False)
+
+    def _decide(self, coordinator: Coordinator, transaction: KafkaTransaction, *, committed: bool) -> None:
+        transaction.committed, transaction.decided_at = committed, self._tick()
+        transaction.unmarked = set(transaction.places)
+        loop = asyncio.get_running_loop()
+        for place in transaction.places:
+            after = self.marking_time * self._random.random()
+            loop.call_later(after, self._mark, coordinator, transaction, place, context=ELSEWHERE)
+
+    def _mark(self, coordinator: Coordinator, transaction: KafkaTransaction, place: Place) -> None:
+        transaction.unmarked.remove(place)
+        if not transaction.unmarked:
+            coordinator.transaction = None
+        self.partition(place).mark(transaction)

@@ -1,0 +1,288 @@
+"""A simulated Postgres, as far as an outbox depends on it: transactions, snapshots, the log, and what a crash undoes.
+
+All state is the effect of the log's records, one after the other; a position in the log is a number of records. A crash
+cuts the log off at the *flushed* position and plays it again, so that what was not flushed never happened: its ids and
+transaction ids are given out again. A synchronous commit is visible only when it is flushed (and all before it with it);
+an asynchronous one may be visible before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from airflow_outbox.fence import History, Request, Witness
+from airflow_outbox.records import Snapshot
+from airflow_outbox.table import MarkedRecord
+
+OUTBOX_ID = UUID(int=1)
+
+
+class TransactionLostError(Exception):
+    """Postgres crashed while the transaction was open, or an id was there already: it is rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRow:
+    """The row of shard 0 in `<outbox>_leader`."""
+
+    view: UUID | None = None
+    backends: tuple[Any, ...] = ()
+    incarnation: int = 1
+    delivery: str | None = None
+    recorded: History | None = None
+    witness: Witness = Witness()
+    request: Request = Request()
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of the outbox, visible or not yet."""
+
+    record: MarkedRecord
+    transaction_id: int
+    mark: UUID | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """What the log's records amount to."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    open: dict[int, list[Row]] = field(default_factory=dict)
+    prepared: set[int] = field(default_factory=set)
+    fence: FenceRow = FenceRow()
+    last_drawn: int = 0
+    next_transaction_id: int = 1000
+    latest_completed: int = 999
+    table_oid: int = 1
+
+    def begin(self, transaction_id: int) -> None:
+        self.open[transaction_id] = []
+        self.next_transaction_id = max(self.next_transaction_id, transaction_id + 1)
+
+    def insert(self, transaction_id: int, row: Row) -> None:
+        self.open[transaction_id].append(replace(row))
+
+    def prepare(self, transaction_id: int) -> None:
+        self.prepared.add(transaction_id)
+
+    def end(self, transaction_id: int, committed: bool) -> None:
+        rows = self.open.pop(transaction_id)
+        self.prepared.discard(transaction_id)
+        self.latest_completed = max(self.latest_completed, transaction_id)
+        if committed:
+            self.rows.update((row.record.id, row) for row in rows)
+
+    def draw(self, number: int) -> None:
+        self.last_drawn = number
+
+    def delete(self, transaction_id: int, ids: Iterable[int], at: int) -> None:
+        self._change(transaction_id)
+        for number in ids:
+            del self.rows[number]
+
+    def set_marks(self, transaction_id: int, ids: Iterable[int], mark: UUID | None) -> None:
+        self._change(transaction_id)
+        for number in ids:
+            self.rows[number].mark = mark
+
+    def set_fence(self, transaction_id: int, fence: FenceRow) -> None:
+        self._change(transaction_id)
+        self.fence = fence
+
+    def exchange(self, transaction_id: int, table_oid: int) -> None:
+        self._change(transaction_id)
+        self.rows, self.last_drawn, self.table_oid = {}, 0, table_oid
+
+    def recover(self) -> None:
+        """What a restart does: transactions that were neither ended nor prepared are rolled back."""
+        for transaction_id in [number for number in self.open if number not in self.prepared]:
+            self.end(transaction_id, False)
+        self.latest_completed = self.next_transaction_id - 1
+
+    def _change(self, transaction_id: int) -> None:
+        """A statement that is a transaction of its own."""
+        self.next_transaction_id = max(self.next_transaction_id, transaction_id + 1)
+        self.latest_completed = max(self.latest_completed, transaction_id)
+
+
+Change = tuple[str, tuple[Any, ...]]
+"""A record of the log: a method of State, and its arguments."""
+
+
+class Database:
+    """One server. `tick` numbers what happens in the world, so that a checker can say what came first."""
+
+    def __init__(self, tick: Callable[[], int]) -> None:
+        self.log: list[Change] = []
+        self.flushed = 0
+        self.state = State()
+        self.system_identifier = 7
+        self.timeline = 1
+        self.up = True
+        self.past: list[list[Change]] = []
+        """The logs of histories that were restored away, as far as they were flushed."""
+        self.on_crash: list[Callable[[], None]] = []
+        self._tick = tick
+        self._life = 0
+
+    # Transactions of applications
+
+    def begin(self) -> Transaction:
+        return Transaction(self, self._life)
+
+    def stash(self, *records: MarkedRecord) -> None:
+        """A transaction of a single statement, with ids of the caller's."""
+        transaction = self.begin()
+        for record in records:
+            transaction.insert(record)
+        transaction.commit()
+
+    def draw(self) -> int:
+        self.write("draw", self.state.last_drawn + 1)
+        return self.state.last_drawn
+
+    # The log
+
+    def write(self, change: str, *values: Any) -> None:
+        self.log.append((change, values))
+        getattr(self.state, change)(*values)
+
+    def statement(self, change: str, *values: Any) -> None:
+        """A statement that is a transaction of its own, with synchronous_commit on."""
+        self.write(change, self.state.next_transaction_id, *values)
+        self.flush()
+
+    def delete(self, ids: Iterable[int]) -> None:
+        self.statement("delete", tuple(ids), self._tick())
+
+    def flush(self) -> None:
+        self.flushed = len(self.log)
+
+    def snapshot(self) -> Snapshot:
+        xmax = self.state.latest_completed + 1
+        in_progress = frozenset(number for number in self.state.open if number < xmax)
+        return Snapshot(min(in_progress, default=xmax), xmax, in_progress)
+
+    @property
+    def history(self) -> History:
+        return History(self.system_identifier, self.timeline, self.state.table_oid)
+
+    # Bad days
+
+    def crash(self) -> None:
+        """All that is not flushed is undone; sessions end."""
+        self._restart(self.flushed)
+
+    def restore(self, position: int, *, new_timeline: bool) -> None:
+        """Go back to how it was at a position of the log; what came after is of another history."""
+        self.past.append(self.log[: self.flushed])
+        self._restart(min(position, self.flushed))
+        self.timeline += new_timeline
+
+    def truncate_and_restart(self) -> None:
+        """TRUNCATE … RESTART IDENTITY."""
+        self.past.append(self.log[: self.flushed])
+        self.statement("exchange", self.state.table_oid)
+
+    def make_anew(self) -> None:
+        """DROP TABLE and CREATE TABLE."""
+        self.past.append(self.log[: self.flushed])
+        self.statement("exchange", self.state.table_oid + 1)
+
+    def set_back(self, number: int) -> None:
+        """setval()."""
+        self.write("draw", number)
+        self.flush()
+
+    def alive(self, life: int) -> bool:
+        return self.up and life == self._life
+
+    @property
+    def life(self) -> int:
+        """Differs from one start of the server to the next."""
+        return self._life
+
+    def _restart(self, position: int) -> None:
+        self._life += 1
+        del self.log[position:]
+        self.flushed = position
+        self.state = State()
+        for change, values in self.log:
+            getattr(self.state, change)(*values)
+        self.state.recover()
+        for told in self.on_crash:
+            told()
+
+
+class Transaction:
+    """A transaction of an application. Once it is over, or lost, every call raises TransactionLostError."""
+
+    def __init__(self, database: Database, life: int) -> None:
+        self.transaction_id: int | None = None
+        self._database = database
+        self._life = life
+        self._over = False
+
+    def draw(self) -> int:
+        self._require()
+        return self._database.draw()
+
+    def insert(self, record: MarkedRecord) -> None:
+        self._require()
+        database = self._database
+        if self.transaction_id is None:
+            self.transaction_id = database.state.next_transaction_id
+            database.write("begin", self.transaction_id)
+        taken = record.id in database.state.rows or any(
+            record.id == row.record.id for rows in database.state.open.values() for row in rows
+        )
+        if taken:
+            self.rollback()
+            raise TransactionLostError("duplicate key")
+        database.write("insert", self.transaction_id, Row(record, self.transaction_id))
+
+    def commit(self, *, synchronous: bool = True) -> None:
+        self._end(True)
+        if synchronous:
+            self._database.flush()
+
+    def rollback(self) -> None:
+        self._end(False)
+
+    def prepare(self) -> PreparedTransaction:
+        """PREPARE TRANSACTION: it outlives sessions and crashes."""
+        self._require()
+        self._over = True
+        assert self.transaction_id is not None
+        self._database.write("prepare", self.transaction_id)
+        self._database.flush()
+        return PreparedTransaction(self._database, self.transaction_id)
+
+    def _end(self, committed: bool) -> None:
+        self._require()
+        self._over = True
+        if self.transaction_id is not None:
+            self._database.write("end", self.transaction_id, committed)
+
+    def _require(self) -> None:
+        if self._over or not self._database.alive(self._life):
+            raise TransactionLostError
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A prepared transaction, by its name."""
+
+    database: Database
+    transaction_id: int
+
+    def end(self, *, committed: bool) -> None:
+        """COMMIT PREPARED or ROLLBACK PREPARED, by whichever session. Raises TransactionLostError."""
+        if not self.database.up or self.transaction_id not in self.database.state.prepared:
+            raise TransactionLostError
+        self.database.write("end", self.transaction_id, committed)
+        self.database.flush()

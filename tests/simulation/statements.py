@@ -1,0 +1,233 @@
+"""What the simulated Postgres makes of the harvester's statements: which lock the fence row, and for how long, and what
+they change at the end. A statement goes on when its client has died; only its backend's end ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from simulation.loop import ELSEWHERE
+from simulation.network import Answer
+from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
+
+from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
+from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.table import MarkedRecord
+
+LOCK_TIMEOUT = 1.0
+
+
+class Backend:
+    """A session of one connection. `running` is its statement that holds the fence row, if any."""
+
+    __slots__ = ("_database", "_ended", "_life", "running")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._life = database.life
+        self._ended = False
+        self.running: Answer | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._ended and self._database.alive(self._life)
+
+    def end(self) -> None:
+        self._ended = True
+
+
+class Server:
+    """Carries out statements. A statement that locks the fence row takes up to `slowness` seconds, rarely longer."""
+
+    def __init__(self, database: Database, random: Random, *, slowness: float) -> None:
+        self.database = database
+        self._random = random
+        self.slowness = slowness
+        self._holders: list[Backend] = []
+        self._waiting: list[Callable[[], None]] = []  # take-overs, which wait for the holders; and whoever comes behind
+        database.on_crash.append(self._crashed)
+
+    def connect(self) -> Backend:
+        return Backend(self.database)
+
+    def run(self, backend: Backend | None, answer: Answer, effect: Callable[[], object]) -> None:
+        """A statement that takes effect at once. Raises nothing: an error is the answer."""
+        if not (self.database.up if backend is None else backend.is_alive):
+            answer.refuse(PostgresUnreachableError("simulated: the server has closed the connection"))
+            return
+        try:
+            answer.give(effect())
+        except OutboxError as error:
+            answer.refuse(error)
+
+    def run_locked(self, backend: Backend, view: UUID | None, answer: Answer, effect: Callable[[], object]) -> None:
+        """A statement that holds the fence row shared while it runs; without a view it goes by no fence."""
+
+        def start() -> None:
+            if not backend.is_alive or (view is not None and self.database.state.fence.view != view):
+                self.run(backend, answer, lambda: self.require(view))
+                return
+            backend.running = answer
+            self._holders.append(backend)
+            draw = self._random.random
+            duration = self.slowness * draw() * (1 if draw() < 0.95 else 40)
+            asyncio.get_running_loop().call_later(duration, finish, context=ELSEWHERE)
+
+        def finish() -> None:
+            if backend in self._holders:
+                self._holders.remove(backend)
+                backend.running = None
+                self.run(backend, answer, effect)
+                self._let_in()
+
+        if self._waiting:
+            self._waiting.append(start)
+        else:
+            start()
+
+    def take_over(self, backends: tuple[Backend, ...], view: UUID, after: Collection[UUID], answer: Answer) -> None:
+        def effect() -> Fence:
+            fence = self.database.state.fence
+            if after and fence.view not in after:
+                raise FencedError
+            recorded = fence.recorded or self.database.history
+            self.set_fence(replace(fence, view=view, backends=backends, recorded=recorded))
+            return self.fence(view)
+
+        def start() -> None:
+            if self._holders:
+                asyncio.get_running_loop().call_later(LOCK_TIMEOUT, expire, start, context=ELSEWHERE)
+                self._waiting.insert(0, start)
+            else:
+                self.run(backends[0], answer, effect)
+
+        def expire(waiting: Callable[[], None]) -> None:
+            if waiting in self._waiting:
+                for old in self.database.state.fence.backends:
+                    self._end(old)
+                if self._holders:
+                    self._waiting.remove(waiting)
+                    answer.refuse(TakeOverError())
+                self._let_in()
+
+        if self._waiting:
+            self._waiting.append(start)
+        else:
+            start()
+
+    # What statements do
+
+    def require(self, view: UUID | None) -> None:
+        if view is not None and self.database.state.fence.view != view:
+            raise FencedError
+
+    def set_fence(self, fence: FenceRow) -> None:
+        self.database.statement("set_fence", fence)
+
+    def fence(self, view: UUID) -> Fence:
+        self.require(view)
+        database, row = self.database, self.database.state.fence
+        state = database.state
+        assert row.recorded is not None
+        return Fence(
+            request=row.request,
+            outbox_id=OUTBOX_ID,
+            incarnation=row.incarnation,
+            delivery=row.delivery,
+            recorded=row.recorded,
+            present=database.history,
+            witness=row.witness,
+            last_drawn=state.last_drawn,
+            next_transaction_id=database.snapshot().xmax,
+            newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
+        )
+
+    def begin(self, view: UUID | None, delivery: str, witness: Witness) -> None:
+        self.require(view)
+        self.set_fence(replace(self.database.state.fence, delivery=delivery, witness=witness))
+
+    def heartbeat(self, view: UUID | None, witness: Witness | None) -> Pulse:
+        self.require(view)
+        row = self.database.state.fence
+        self.set_fence(row if witness is None else replace(row, witness=_merged(row.witness, witness)))
+        return Pulse(row.request, self.database.state.table_oid, self.database.state.last_drawn)
+
+    def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        snapshot = self.database.snapshot()
+        after, within = reading.after, reading.within
+        due = [
+            row
+            for number, row in sorted(self.database.state.rows.items())
+            if number > reading.above
+            and (after is None or not after.sees(row.transaction_id))
+            and (within is None or within.sees(row.transaction_id))
+        ]
+        rows: list[OutboxRow] = []
+        size = 0
+        for row in due:
+            if len(rows) == max_records or size >= max_bytes:
+                break
+            size += row.record.size
+            rows.append((*row.record, size, row.transaction_id if transaction_ids else None))
+        written, flushed = len(self.database.log), self.database.flushed
+        return Page(rows, snapshot, len(rows) == len(due), written, flushed)
+
+    def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
+        found: dict[int, list[int]] = {}
+        for number, row in self.database.state.rows.items():
+            if row.transaction_id in transaction_ids:
+                found.setdefault(row.transaction_id, []).append(number)
+        return {transaction_id: Length(len(ids), max(ids)) for transaction_id, ids in found.items()}
+
+    def mark(self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool) -> list[MarkedRecord]:
+        marked: list[MarkedRecord] = []
+        size = 0
+        for _, row in sorted(self.database.state.rows.items()):
+            if len(marked) == max_records or size >= max_bytes:
+                break
+            if row.mark != view and (row.mark is not None or not only_marked):
+                marked.append(row.record)
+                size += row.record.size
+        if marked:
+            self.database.statement("set_marks", tuple(record.id for record in marked), view)
+        return marked
+
+    def reset(self, view: UUID, ids: Sequence[int]) -> None:
+        self.database.statement("set_marks", self._found(ids, lambda row: row.mark == view), None)
+
+    def delete(self, ids: Sequence[int], unless: Callable[[Row], bool]) -> None:
+        self.database.delete(self._found(ids, lambda row: not unless(row)))
+
+    def _found(self, ids: Sequence[int], condition: Callable[[Row], bool]) -> tuple[int, ...]:
+        rows = self.database.state.rows
+        return tuple(number for number in dict.fromkeys(ids) if number in rows and condition(rows[number]))
+
+    # Locks
+
+    def _end(self, backend: Any) -> None:
+        backend.end()
+        if backend in self._holders:
+            self._holders.remove(backend)
+            backend.running.refuse(PostgresUnreachableError("simulated: terminated by an administrator's command"))
+
+    def _let_in(self) -> None:
+        while self._waiting and not self._holders:
+            waiting, self._waiting = self._waiting, []
+            for start in waiting:
+                start()
+
+    def _crashed(self) -> None:
+        for backend in list(self._holders):
+            self._end(backend)
+        self._let_in()
+
+
+def _merged(old: Witness, new: Witness) -> Witness:
+    """What the statement leaves as it was: the ledger's topic."""
+    return replace(new, topic_id=old.topic_id)

@@ -1,0 +1,146 @@
+"""The port `Table` over the simulated Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from simulation.network import Answer, Effect, Link, Network
+from simulation.statements import Backend, Server
+
+from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
+from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.pages import Length, Page, Reading
+from airflow_outbox.records import Snapshot
+from airflow_outbox.table import MarkedRecord
+
+_STATEMENT_TIMEOUT = 5.0
+
+
+@dataclass(slots=True)
+class _Door:
+    """A connection. One on which a call has failed stays closed."""
+
+    backend: Backend | None = None
+
+
+class SimulatedTable:
+    """One member's connections: a call that fails ends its connection until the next take-over."""
+
+    def __init__(self, server: Server, network: Network) -> None:
+        self.link = Link(network, PostgresUnreachableError, patience=_STATEMENT_TIMEOUT)
+        self._server = server
+        self._reading = _Door()
+        self._purging = _Door()
+
+    async def take_over(self, view: UUID, *, after: Collection[UUID] = ()) -> Fence:
+        backends = self._server.connect(), self._server.connect()
+        self._reading, self._purging = (_Door(backend) for backend in backends)
+        answer: Fence = await self._call(
+            self._reading, "take_over", lambda answer: self._server.take_over(backends, view, after, answer)
+        )
+        return answer
+
+    async def fence(self, view: UUID) -> Fence:
+        answer: Fence = await self._run(self._reading, "fence", lambda: self._server.fence(view))
+        return answer
+
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
+        await self._run(self._reading, "begin", lambda: self._server.begin(self._fenced(view), delivery, witness))
+
+    async def mark(
+        self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
+    ) -> list[MarkedRecord]:
+        def effect() -> list[MarkedRecord]:
+            bounds = {"max_records": max_records, "max_bytes": max_bytes, "only_marked": only_marked}
+            return self._server.mark(view, **bounds)
+
+        marked: list[MarkedRecord] = await self._run_locked(self._reading, "mark", view, effect)
+        return marked
+
+    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        bounds = {"max_records": max_records, "max_bytes": max_bytes, "transaction_ids": transaction_ids}
+        page: Page = await self._run(self._reading, "read", lambda: self._server.read(reading, **bounds))
+        return page
+
+    async def lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        lengths: Mapping[int, Length] = await self._run(
+            self._reading, "lengths", lambda: self._server.lengths(transaction_ids)
+        )
+        return lengths
+
+    async def flush(self, position: int) -> int:
+        def effect() -> int:
+            if self._server.database.flushed < position:
+                self._server.database.flush()
+            return self._server.database.flushed
+
+        flushed: int = await self._run(self._reading, "flush", effect)
+        return flushed
+
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+        def effect() -> int:
+            self._server.delete(ids, unless=lambda row: not snapshot.sees(row.transaction_id))
+            return self._server.database.flushed
+
+        flushed: int = await self._run_locked(self._purging, "purge_published", self._fenced(view), effect)
+        return flushed
+
+    async def purge(self, view: UUID, ids: Sequence[int]) -> None:
+        await self._run_locked(
+            self._purging, "purge", view, lambda: self._server.delete(ids, unless=lambda row: row.mark != view)
+        )
+
+    async def reset(self, view: UUID, ids: Sequence[int]) -> None:
+        await self._run_locked(self._purging, "reset", view, lambda: self._server.reset(view, ids))
+
+    async def require_fence(self, view: UUID) -> None:
+        await self._run(None, "require_fence", lambda: self._server.require(view))
+
+    async def heartbeat(
+        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+    ) -> Pulse:
+        pulse: Pulse = await self._run(
+            self._reading, "heartbeat", lambda: self._server.heartbeat(self._fenced(view), witness)
+        )
+        return pulse
+
+    async def note_error(self, view: UUID, error: str) -> None:
+        await self._run(None, "note_error", lambda: None)
+
+    async def is_empty(self) -> bool:
+        empty: bool = await self._run(None, "is_empty", lambda: not self._server.database.state.rows)
+        return empty
+
+    async def close(self) -> None:
+        self._reading, self._purging = _Door(), _Door()
+
+    def _fenced(self, view: UUID) -> UUID | None:
+        """The view that the fence must name. A planted bug returns None: statements without the fence."""
+        return view
+
+    async def _run(self, door: _Door | None, name: str, effect: Callable[[], object]) -> Any:
+        backend = door.backend if door else None
+        return await self._call(door, name, lambda answer: self._server.run(backend, answer, effect))
+
+    async def _run_locked(self, door: _Door, name: str, view: UUID | None, effect: Callable[[], object]) -> Any:
+        def locked(answer: Answer, backend: Backend | None = door.backend) -> None:
+            assert backend is not None
+            self._server.run_locked(backend, view, answer, effect)
+
+        return await self._call(door, name, locked)
+
+    async def _call(self, door: _Door | None, name: str, effect: Effect) -> Any:
+        if door is not None and door.backend is None:
+            raise PostgresUnreachableError("the connection to Postgres was lost earlier in this term")
+        try:
+            return await self.link.ask(name, effect)
+        except FencedError:
+            raise
+        except (OutboxError, asyncio.CancelledError):  # what became of it, nobody knows
+            if door is not None:
+                door.backend = None
+            raise
