@@ -126,8 +126,9 @@ class ExactlyOnceTerm(Term):
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
-        for transactional_id in {self._log.transactional_id, self._fence.transactional_id} - {None}:
-            await self._log.fence(transactional_id)  # the last leader's may be another, if it was configured anew
+        await self._log.fence(self._log.transactional_id)
+        if self._fence.transactional_id not in (None, self._log.transactional_id):  # it was configured anew
+            await self._log.fence(self._fence.transactional_id)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
         recovery = recover(self._fence, ledger)

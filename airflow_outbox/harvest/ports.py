@@ -44,9 +44,7 @@ class Table(Protocol):
     async def fence(self, view: UUID) -> Fence:
         """The fence row, and what the database says of itself now. Raises FencedError."""
 
-    async def begin(
-        self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None
-    ) -> None:
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
         """Record in the fence row in which mode the term harvests, which ledger it goes by, and what its producer is
         known by (None: as before). Raises FencedError.
         """

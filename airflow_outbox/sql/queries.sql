@@ -212,6 +212,32 @@ SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint
 -- Writes a message that nobody reads: the commit of this statement brings Postgres' log on disk up to here.
 SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
+-- adopt --
+-- Accepts the present history, if the fence is this view's: a new incarnation, and the witness as given. The other statements of an
+-- adoption follow in the same transaction.
+UPDATE {leader} AS fence
+SET incarnation = incarnation + 1, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
+    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
+    system_identifier = (pg_control_system()).system_identifier,
+    timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+    table_oid = to_regclass(%(outbox)s)::oid
+WHERE shard = %(shard)s AND view = %(view)s
+RETURNING incarnation, highest_id
+
+-- adopt_transactions --
+-- Gives records whose transaction has not begun yet in this database the id of this transaction.
+UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+
+-- adopt_sequence --
+-- Lets the sequence of the ids go on above all that was published.
+SELECT setval(sequence, greatest(%(highest_id)s, coalesce(pg_sequence_last_value(sequence), 0), 1))
+FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
+WHERE sequence IS NOT NULL
+
+-- note_adoption --
+-- Records what was accepted, when, by whom and why.
+INSERT INTO {adoptions} (incarnation, differences, reason) VALUES (%(incarnation)s, %(differences)s, %(reason)s)
+
 -- holds_fence --
 -- Whether the fence is this view's. Locks nothing.
 SELECT view IS NOT DISTINCT FROM %(view)s FROM {leader} WHERE shard = %(shard)s

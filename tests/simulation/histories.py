@@ -187,9 +187,9 @@ def simulated(seed: int, design: Design = SOUND, *, trouble: float = 0.02) -> Ou
         world.broker.marking_time = world.network.latency * 4
         history = History(world, design)
         found = await history.run()
-        published = sum(len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER)
+        published = sum(
+            len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER
+        )
         return Outcome(seed, found, published, asyncio.get_running_loop().time(), history.steps)
 
     return simulate(live())
-
-

@@ -49,9 +49,7 @@ class World:
         self.database = Database(self.tick)
         self.server = Server(self.database, self.random, slowness=latency)
         self.broker = Broker(self.random, self.tick, transaction_timeout=TRANSACTION_TIMEOUT)
-        self.group = Group(
-            self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout
-        )
+        self.group = Group(self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout)
         self.members: list[Member] = []
 
 
