@@ -79,7 +79,10 @@ class HistoryError(OutboxError):
     Find out what was restored, failed over or made anew, and run `airflow-outbox adopt`.
     """
 
-    REMEDY = "Nothing was purged or published. Find out what was restored, failed over or made anew; then run `airflow-outbox adopt`"
+    REMEDY = (
+        "Nothing was purged or published. Find out what was restored, failed over or made anew; then run "
+        "`airflow-outbox adopt`"
+    )
 
 
 class PublishError(KafkaError):

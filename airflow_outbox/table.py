@@ -221,12 +221,13 @@ class OutboxTable:
         row = self._row("fence", {"newest_transaction_id": newest}, view=view, outbox=self.name.text())
         if row is None:
             raise self._fenced()
-        paused, handover, outbox_id, incarnation, delivery, *numbers = row
+        paused, handover, outbox_id, incarnation, delivery, transactional_id, *numbers = row
         return Fence(
             request=Request(paused=paused, handover=handover),
             outbox_id=outbox_id,
             incarnation=incarnation,
             delivery=delivery,
+            transactional_id=transactional_id,
             recorded=History(*numbers[:3]),
             present=History(*numbers[3:6]),
             witness=Witness(*numbers[6:10]),
@@ -235,9 +236,13 @@ class OutboxTable:
             newest_transaction_id=numbers[12],
         )
 
-    def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
-        """Record how the term harvests, and which ledger it goes by. Raises FencedError."""
-        self._fenced_unless(self._row("begin", view=view, delivery=delivery, **asdict(witness)))
+    def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
+        """Record how the term harvests, which ledger it goes by, and what its producer is known by (None: as before).
+
+        Raises FencedError.
+        """
+        values = {"delivery": delivery, "transactional_id": transactional_id, **asdict(witness)}
+        self._fenced_unless(self._row("begin", view=view, **values))
 
     def prefer_indexes(self) -> None:
         """Keep this connection from scanning the table."""
@@ -372,7 +377,8 @@ class OutboxTable:
     def _drawn(self, last_drawn: int | None) -> int:
         if last_drawn is None:
             raise PostgresError(
-                f"the role may not look at the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it needs"
+                f"the role may not look at the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it "
+                "needs"
             )
         return last_drawn
 

@@ -27,6 +27,9 @@ from airflow_outbox.harvest.tokens import FetchedTokens
 from airflow_outbox.names import OutboxName
 
 
+DeliveryMode = Literal["exactly_once", "at_least_once"]
+
+
 class Limits(Settings):
     """Bounds and time-outs."""
 
@@ -80,7 +83,7 @@ class HarvestConfig(Settings):
     """The topic of the election; by default `airflow-outbox.<outbox id>.leader`."""
     leader_group_id: str | None = None
     """The consumer group of the election; by default `airflow-outbox.<outbox id>`."""
-    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    delivery: DeliveryMode = "exactly_once"
     """What consumers that read committed may count on."""
     atomic: bool = False
     """Whether the records of a source transaction become visible together."""

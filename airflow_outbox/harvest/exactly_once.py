@@ -127,17 +127,19 @@ class ExactlyOnceTerm(Term):
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
         await self._log.fence(self._log.transactional_id)
+        if self._fence.transactional_id not in (None, self._log.transactional_id):  # it was configured anew
+            await self._log.fence(self._fence.transactional_id)
         ledger = await self._log.ledger(self._fence.witness.offset)
-        if (
-            ledger.head is not None and ledger.head.transactional_id != self._log.transactional_id
-        ):  # it was configured anew
-            await self._log.fence(ledger.head.transactional_id)
-            ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
-        await self._table.begin(self.view, delivery=DELIVERY, witness=recovery.witness)
+        await self._table.begin(
+            self.view,
+            delivery=DELIVERY,
+            witness=recovery.witness,
+            transactional_id=self._log.transactional_id,
+        )
         self._published_witness = self._purged_witness = self._witnessed = recovery.witness
         self._kept = dict(recovery.kept)
 
@@ -245,7 +247,6 @@ class ExactlyOnceTerm(Term):
             batch=number,
             witnessed=self._witnessed.batch,
             highest_id=highest_id,
-            transactional_id=self._log.transactional_id,
             kept=tuple(kept.items()),
         )
         offset = await self._log.commit([*records, *tombstones, head.record()])

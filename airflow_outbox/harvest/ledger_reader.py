@@ -59,8 +59,8 @@ class LedgerReader:
             return str(topic.topic_id)
         if topic.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
             raise HistoryError(
-                f"there is no ledger: topic {self._topic} is missing. Run `airflow-outbox init` when the outbox is new, "
-                "and then `airflow-outbox adopt` when it is not"
+                f"there is no ledger: topic {self._topic} is missing. Run `airflow-outbox init`, and when it was there "
+                "before, `airflow-outbox adopt`"
             )
         if topic.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
             raise KafkaError(not_allowed("READ", "topic", self._topic))

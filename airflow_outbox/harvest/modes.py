@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Literal, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from airflow_outbox.fence import Fence
-from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
 
-Delivery = Literal["exactly_once", "at_least_once"]
 AnyLog = TypeVar("AnyLog", bound=Log | TransactionalLog)
 
 
@@ -33,7 +32,7 @@ class Modes:
     def __init__(
         self,
         *,
-        delivery: Delivery,
+        delivery: DeliveryMode,
         table: Table,
         new_log: LogFactory,
         new_transactional_log: TransactionalLogFactory,

@@ -44,8 +44,10 @@ class Table(Protocol):
     async def fence(self, view: UUID) -> Fence:
         """The fence row, and what the database says of itself now. Raises FencedError."""
 
-    async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
-        """Record in the fence row in which mode the term harvests, and which ledger it goes by. Raises FencedError."""
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
+        """Record in the fence row in which mode the term harvests, which ledger it goes by, and what its producer is
+        known by (None: as before). Raises FencedError.
+        """
 
     async def mark(
         self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False

@@ -58,9 +58,11 @@ class PostgresTable:
         async with self._within(self._statement_timeout):
             return await self._purging.call(OutboxTable.fence, view)
 
-    async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
         async with self._within(self._statement_timeout):
-            await self._purging.call(OutboxTable.begin, view, delivery=delivery, witness=witness)
+            await self._purging.call(
+                OutboxTable.begin, view, delivery=delivery, witness=witness, transactional_id=transactional_id
+            )
 
     async def mark(
         self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False

@@ -116,8 +116,8 @@ class Term(ABC):
         """What Postgres is to record of the ledger, if anything is new."""
         return None
 
-    def _told(self, pulse: Pulse, witness: Witness | None) -> None:
-        """Postgres has durably recorded `witness`."""
+    def _told(self, pulse: Pulse, witness: Witness | None) -> None:  # noqa: B027
+        """Postgres has durably recorded `witness`. Not every protocol has one."""
 
     async def _watch(self) -> None:
         while not self._finished.is_set():

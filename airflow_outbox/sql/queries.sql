@@ -64,7 +64,7 @@ RETURNING true
 -- The fence row, if it is this view's, and what the database says of itself now: the history that it is of, and how far its ids and
 -- transaction ids have come. Ids that come from no sequence never fall back; without the right to read the sequence, its
 -- value is null.
-SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery,
+SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery, transactional_id,
        system_identifier, timeline, table_oid::bigint,
        (pg_control_system()).system_identifier,
        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
@@ -78,9 +78,9 @@ FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS seq
 WHERE shard = %(shard)s AND view = %(view)s
 
 -- begin --
--- Records how the term harvests, and which ledger it goes by.
+-- Records how the term harvests, which ledger it goes by, and what its producer is known by (null: as before).
 UPDATE {leader}
-SET delivery = %(delivery)s, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
+SET delivery = %(delivery)s, transactional_id = coalesce(%(transactional_id)s, transactional_id), ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
     highest_id = %(highest_id)s
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING true
@@ -211,6 +211,32 @@ SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint
 -- flush --
 -- Writes a message that nobody reads: the commit of this statement brings Postgres' log on disk up to here.
 SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
+
+-- adopt --
+-- Accepts the present history, if the fence is this view's: a new incarnation, and the witness as given. The other statements of an
+-- adoption follow in the same transaction.
+UPDATE {leader} AS fence
+SET incarnation = incarnation + 1, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
+    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
+    system_identifier = (pg_control_system()).system_identifier,
+    timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+    table_oid = to_regclass(%(outbox)s)::oid
+WHERE shard = %(shard)s AND view = %(view)s
+RETURNING incarnation, highest_id
+
+-- adopt_transactions --
+-- Gives records whose transaction has not begun yet in this database the id of this transaction.
+UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+
+-- adopt_sequence --
+-- Lets the sequence of the ids go on above all that was published.
+SELECT setval(sequence, greatest(%(highest_id)s, coalesce(pg_sequence_last_value(sequence), 0), 1))
+FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
+WHERE sequence IS NOT NULL
+
+-- note_adoption --
+-- Records what was accepted, when, by whom and why.
+INSERT INTO {adoptions} (incarnation, differences, reason) VALUES (%(incarnation)s, %(differences)s, %(reason)s)
 
 -- holds_fence --
 -- Whether the fence is this view's. Locks nothing.

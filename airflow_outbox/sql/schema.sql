@@ -37,6 +37,7 @@ CREATE TABLE {leader} (
     paused            BOOLEAN NOT NULL DEFAULT false,
     handover_asked_at TIMESTAMPTZ,
     delivery          TEXT,
+    transactional_id  TEXT,
     system_identifier BIGINT,
     timeline          INTEGER,
     table_oid         OID,

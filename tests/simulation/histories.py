@@ -260,9 +260,9 @@ def simulated(seed: int, design: Design = SOUND, kind: type[History] = History) 
         world.broker.marking_time = world.network.latency * 4
         history = kind(world, design, focused=focused)
         found = await history.run()
-        published = sum(len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER)
+        published = sum(
+            len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER
+        )
         return Outcome(seed, found, published, asyncio.get_running_loop().time(), history.steps)
 
     return simulate(live())
-
-

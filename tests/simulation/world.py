@@ -48,9 +48,7 @@ class World:
         self.database = Database(self.tick)
         self.server = Server(self.database, self.random, slowness=latency)
         self.broker = Broker(self.random, self.tick, transaction_timeout=TRANSACTION_TIMEOUT)
-        self.group = Group(
-            self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout
-        )
+        self.group = Group(self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout)
         self.members: list[Member] = []
         self.watch: Callable[[Member, str, str], float] | None = None
         """Told the name of every question of every member, and whether it is `asked` or `answered`; how many seconds it

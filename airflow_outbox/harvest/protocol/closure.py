@@ -34,8 +34,8 @@ class Closure:
             if length.records > self._max_transaction_records:
                 raise TransactionTooLargeError(
                     f"transaction {transaction_id} has {length.records} records in the outbox, and "
-                    f"max_transaction_records is {self._max_transaction_records}. Nothing of it is published: raise the "
-                    "limit, or delete its records"
+                    f"max_transaction_records is {self._max_transaction_records}. Nothing of it is published: raise "
+                    "the limit, or delete its records"
                 )
         self.lengths.update(lengths)
 

@@ -90,10 +90,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far the ledger is: see the module's description.
-
-    `transactional_id` is the producer's that wrote it, `kept` are the entries that stand: number and chunks.
-    """
+    """How far the ledger is: see the module's description. `kept` are entries that stand: number and chunks."""
 
     outbox_id: UUID
     incarnation: int
@@ -101,7 +98,6 @@ class Head:
     batch: int
     witnessed: int
     highest_id: int
-    transactional_id: str
     kept: tuple[tuple[int, int], ...] = ()
 
     def record(self) -> LedgerRecord:
@@ -198,7 +194,6 @@ def _head(values: dict[str, Any]) -> Head:
         batch=int(values["batch"]),
         witnessed=int(values["witnessed"]),
         highest_id=int(values["highest_id"]),
-        transactional_id=str(values["transactional_id"]),
         kept=tuple((int(batch), int(chunks)) for batch, chunks in values["kept"]),
     )
 
@@ -211,7 +206,8 @@ def _parsed(key: str, value: str) -> dict[str, Any]:
         raise HistoryError(f"the ledger's record {key} is none of ours. {HistoryError.REMEDY}") from error
     if version != FORMAT:
         raise HistoryError(
-            f"the ledger's record {key} is of format {version}, this release knows {FORMAT}: install a newer airflow-outbox"
+            f"the ledger's record {key} is of format {version}, this release knows {FORMAT}: "
+            "install a newer airflow-outbox"
         )
     return dict(parsed)
 

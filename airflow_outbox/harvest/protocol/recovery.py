@@ -41,29 +41,6 @@ class Recovery:
     kept: tuple[tuple[int, int], ...]
 
 
-def require_history(fence: Fence) -> None:
-    """Raise HistoryError unless the database goes on from where it was harvested."""
-    recorded, present, witness = fence.recorded, fence.present, fence.witness
-    if recorded.system_identifier != present.system_identifier:
-        raise _another("this is another database cluster than the one that was harvested")
-    if recorded.timeline != present.timeline:
-        raise _another(
-            f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
-            "a replica was promoted, or a backup restored"
-        )
-    if recorded.table_oid != present.table_oid:
-        raise _another("the outbox's table was dropped and made anew")
-    if fence.last_drawn < witness.highest_id:
-        raise _another(
-            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
-        )
-    if fence.newest_transaction_id >= fence.next_transaction_id:
-        raise _another(
-            f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
-            "another database, or written into transaction_id"
-        )
-
-
 def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
     """Raise HistoryError when the table was exchanged, or its ids set back, since the take-over."""
     if pulse.table_oid != fence.present.table_oid:
@@ -76,8 +53,7 @@ def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
 
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
     """What to complete, and where to go on. Raises HistoryError."""
-    require_history(fence)
-    for difference in _differences(fence, ledger):
+    for difference in differences(fence, ledger):
         raise _another(difference)
     head, witness = ledger.head, fence.witness
     if head is None:
@@ -89,19 +65,42 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
     )
 
 
-def _differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
+def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
+    """Why database and ledger do not tell of one history, in words; nothing when they do."""
+    yield from _differences_of_databases(fence)
     witness, head = fence.witness, ledger.head
     if witness.topic_id is None:
         if head is not None:
             yield "the ledger was written before this database ever had one"
-        return
-    if witness.topic_id != ledger.topic_id:
+    elif witness.topic_id != ledger.topic_id:
         yield "the ledger's topic was deleted and made anew"
     elif head is None:
         if witness.batch > 0 or witness.offset > ledger.end:
             yield f"the ledger is empty, and batch {witness.batch} was in it"
     else:
         yield from _differences_of_heads(fence, head, ledger)
+
+
+def _differences_of_databases(fence: Fence) -> Iterator[str]:
+    recorded, present, witness = fence.recorded, fence.present, fence.witness
+    if recorded.system_identifier != present.system_identifier:
+        yield "this is another database cluster than the one that was harvested"
+    if recorded.timeline != present.timeline:
+        yield (
+            f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
+            "a replica was promoted, or a backup restored"
+        )
+    if recorded.table_oid != present.table_oid:
+        yield "the outbox's table was dropped and made anew"
+    if fence.last_drawn < witness.highest_id:
+        yield (
+            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
+        )
+    if fence.newest_transaction_id >= fence.next_transaction_id:
+        yield (
+            f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
+            "another database, or written into transaction_id"
+        )
 
 
 def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:

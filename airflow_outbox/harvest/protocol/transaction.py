@@ -97,7 +97,7 @@ class Transaction:
         if call is Call.COMMIT:
             self.state = State.UNCERTAIN
             return UncertainCommitError(
-                f"whether a batch is committed is not known: {reason}. The ledger tells the next view, and nothing is lost"
+                f"whether a batch is committed is not known: {reason}. The ledger tells the next view; nothing is lost"
             )
         self.state = State.ABANDONED
         if call is Call.PUBLISH:

@@ -2,6 +2,7 @@
 
 ALTER TABLE {leader}
     ADD COLUMN delivery          TEXT,
+    ADD COLUMN transactional_id  TEXT,
     ADD COLUMN system_identifier BIGINT,
     ADD COLUMN timeline          INTEGER,
     ADD COLUMN table_oid         OID,
