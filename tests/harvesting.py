@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_outbox import OutboxRecord, stash
@@ -54,17 +54,21 @@ class Outbox:
             return connection.execute(statement).fetchall()  # type: ignore[call-overload]
 
     def published(self) -> list[tuple[str, int]]:
-        """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": False})
+        """Key and number of every committed record in the topic, each key's in the order in which a consumer sees them."""
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": False}
+        consumer = Consumer({**settings, "enable.partition.eof": True, "isolation.level": "read_committed"})
         try:
-            partitions = [TopicPartition(self.topic, number, 0) for number in range(PARTITIONS)]
-            ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
-            consumer.assign(partitions)
+            consumer.assign([TopicPartition(self.topic, number, 0) for number in range(PARTITIONS)])
             found: list[tuple[str, int]] = []
-            while len(found) < sum(ends):
-                # It waits for as many as it is asked for.
-                messages = consumer.consume(min(1000, sum(ends) - len(found)), timeout=10)
-                found += [(message.key().decode(), int(message.value())) for message in messages]
+            ended: set[int] = set()
+            while len(ended) < PARTITIONS:
+                message = consumer.poll(10)
+                assert message is not None, f"Kafka is silent after {len(found)} records"
+                if message.error() is None:
+                    found.append((message.key().decode(), int(message.value())))
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    ended.add(message.partition())
             return found
         finally:
             consumer.close()

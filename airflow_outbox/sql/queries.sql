@@ -236,7 +236,7 @@ WHERE sequence IS NOT NULL
 
 -- note_adoption --
 -- Records what was accepted, when, by whom and why.
-INSERT INTO {adoptions} (incarnation, differences, reason) VALUES (%(incarnation)s, %(differences)s, %(reason)s)
+INSERT INTO {adopted} (incarnation, differences, reason) VALUES (%(incarnation)s, %(differences)s, %(reason)s)
 
 -- holds_fence --
 -- Whether the fence is this view's. Locks nothing.

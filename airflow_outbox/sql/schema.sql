@@ -48,7 +48,7 @@ CREATE TABLE {leader} (
 );
 
 -- What operators have accepted of another history, one row an incarnation.
-CREATE TABLE {adoptions} (
+CREATE TABLE {adopted} (
     incarnation INTEGER PRIMARY KEY,
     adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
     adopted_by  TEXT NOT NULL DEFAULT current_user,

@@ -14,7 +14,7 @@ ALTER TABLE {leader}
 -- What was harvested by an earlier release was harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
 
-CREATE TABLE {adoptions} (
+CREATE TABLE {adopted} (
     incarnation INTEGER PRIMARY KEY,
     adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
     adopted_by  TEXT NOT NULL DEFAULT current_user,
