@@ -232,8 +232,10 @@ class OutboxTable:
             present=History(*numbers[3:6]),
             witness=Witness(*numbers[6:10]),
             last_drawn=self._drawn(numbers[10]),
-            next_transaction_id=numbers[11],
-            newest_transaction_id=numbers[12],
+            beats=numbers[11],
+            next_transaction_id=numbers[12],
+            newest_transaction_id=numbers[13],
+            halted=numbers[14],
         )
 
     def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
@@ -329,8 +331,13 @@ class OutboxTable:
         row = self._row("heartbeat", view=view, **values, **seen)
         if row is None:
             raise self._fenced()
-        paused, handover, table_oid, last_drawn = row
-        return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn))
+        paused, handover, table_oid, last_drawn, beats = row
+        return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn), beats)
+
+    def halt(self, view: UUID, reason: str) -> None:
+        """Stop harvesting until an operator adopts."""
+        with translated(self.name):
+            self.connection.execute(self._render("halt"), {"view": view, "shard": SHARD, "reason": reason})
 
     def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row, for `check` and for people."""
