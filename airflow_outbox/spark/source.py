@@ -25,7 +25,7 @@ from airflow_outbox.spark.batch import BatchWriter, batch_writer
 from airflow_outbox.spark.options import WriteOptions, read_options
 from airflow_outbox.spark.stream import StreamWriter, stream_writer
 
-_COMMIT_ID = ("txnAppId", "txnVersion")
+_SPARKS_OWN = ("checkpointlocation", "queryname")  # options of a stream that Spark passes on to the sink
 
 
 class OutboxDataSource(DataSource):
@@ -53,13 +53,14 @@ class OutboxDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         _require_append(overwrite)
-        return stream_writer(schema, self._options(except_for=_COMMIT_ID))
+        return stream_writer(schema, self._options(with_commit_id=False))
 
-    def _options(self, *, except_for: tuple[str, ...] = ()) -> WriteOptions:
-        defaults = {name.lower(): value for name, value in self.defaults.items() if name not in except_for}
-        given = {name.lower(): value for name, value in self.options.items()}
-        if "txnappid" in given:  # a version belongs to its id
-            defaults.pop("txnversion", None)
+    def _options(self, *, with_commit_id: bool = True) -> WriteOptions:
+        defaults = {name.lower(): value for name, value in self.defaults.items()}
+        given = {name.lower(): value for name, value in self.options.items() if name.lower() not in _SPARKS_OWN}
+        if not with_commit_id or "txnappid" in given:  # a version belongs to its id
+            for name in ("txnappid", "txnversion"):
+                defaults.pop(name, None)
         return read_options(defaults | given)
 
 
