@@ -88,12 +88,15 @@ def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
     return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
 
 
-def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
+def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psycopg.Connection[Any]:
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
     Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's
     settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
     here.
+
+    `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
+    than a transaction, so each one sets what it needs.
     """
     keep_alive = {
         "connect_timeout": 5,
@@ -105,8 +108,11 @@ def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(data_source)
         settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
+        if is_pooled:
+            settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
-        connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
+        if not is_pooled:
+            connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
     except psycopg.Error as error:
         raise PostgresUnreachableError(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
