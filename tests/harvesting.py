@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_outbox import OutboxRecord, stash
@@ -55,16 +55,32 @@ class Outbox:
 
     def published(self) -> list[tuple[str, int]]:
         """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": False})
+        return [(message.key().decode(), int(message.value())) for message in self.committed()]
+
+    def committed(self) -> list[Message]:
+        """Every record of the topic that consumers who read committed see, each partition's in order."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "unused",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
         try:
             partitions = [TopicPartition(self.topic, number, 0) for number in range(PARTITIONS)]
             ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
             consumer.assign(partitions)
-            found: list[tuple[str, int]] = []
-            while len(found) < sum(ends):
-                # It waits for as many as it is asked for.
-                messages = consumer.consume(min(1000, sum(ends) - len(found)), timeout=10)
-                found += [(message.key().decode(), int(message.value())) for message in messages]
+            found: list[Message] = []
+            unread = set(range(PARTITIONS))
+            while unread:
+                for message in consumer.consume(1000, timeout=0.1):
+                    error, partition = message.error(), message.partition()
+                    if error is None:
+                        found.append(message)
+                    elif error.code() == KafkaError._PARTITION_EOF and message.offset() >= ends[partition]:
+                        unread.discard(partition)
             return found
         finally:
             consumer.close()
@@ -76,9 +92,9 @@ class Outbox:
         return lanes
 
 
-def make_outbox(database: str, *, bootstrap: str, topic: str) -> Outbox:
-    """Make the tables, the data topic and the topic of the election."""
-    settings: dict[str, Any] = {"data_source": database, "kafka": {"bootstrap.servers": bootstrap}}
+def make_outbox(database: str, *, bootstrap: str, topic: str, **settings: Any) -> Outbox:
+    """Make the tables, the data topic and the internal topics, for a configuration with these settings, too."""
+    settings = {"data_source": database, "kafka": {"bootstrap.servers": bootstrap}, **settings}
     outbox = Outbox(database, bootstrap, topic, settings)
     config = HarvestConfig.validated(outbox.settings, source="test")
     with psycopg.connect(database, autocommit=True) as connection:

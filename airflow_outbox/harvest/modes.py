@@ -20,6 +20,7 @@ from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
+from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
 
@@ -38,6 +39,7 @@ class Modes:
         new_transactional_log: TransactionalLogFactory,
         limits: Limits,
         atomic: bool = False,
+        stamp_names: StampNames | None = None,
     ) -> None:
         self.delivery = delivery
         self._table = table
@@ -45,6 +47,7 @@ class Modes:
         self._new_transactional_log = new_transactional_log
         self._limits = limits
         self._atomic = atomic
+        self._stamp_names = stamp_names
 
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
@@ -61,6 +64,7 @@ class Modes:
                     limits=self._limits,
                     published=published,
                     atomic=self._atomic,
+                    stamp_names=self._stamp_names,
                 )
             return
         witness = fence.witness

@@ -95,6 +95,11 @@ class Table(Protocol):
         Durable once it returns. Raises FencedError.
         """
 
+    async def halt(self, view: UUID, reason: str) -> None:
+        """Stop harvesting, whoever leads, until an operator adopts. Nothing happens when the fence is another
+        view's.
+        """
+
     async def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row."""
 

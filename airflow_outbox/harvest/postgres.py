@@ -120,6 +120,10 @@ class PostgresTable:
                 witness=witness,
             )
 
+    async def halt(self, view: UUID, reason: str) -> None:
+        async with self._within(self._patience):
+            await self._look(OutboxTable.halt, view, reason)
+
     async def note_error(self, view: UUID, error: str) -> None:
         async with self._within(self._patience):
             await self._look(OutboxTable.note_error, view, error)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.scene import Scene, Servers
+from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, Scene, Servers
 from harvesting import make_outbox
 
 RECORDS = {"short": 6_000, "long": 20_000}
@@ -26,12 +26,18 @@ def is_long(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--faults") == "long")
 
 
+@pytest.fixture(params=[EXACTLY_ONCE, AT_LEAST_ONCE])
+def delivery(request: pytest.FixtureRequest) -> str:
+    """What consumers may count on; a test that is about one mode only names it by a parametrisation of its own."""
+    return str(request.param)
+
+
 @pytest.fixture
-def scene(servers: Servers, topic_prefix: str, is_long: bool) -> Iterator[Scene]:
+def scene(servers: Servers, topic_prefix: str, is_long: bool, delivery: str) -> Iterator[Scene]:
     """An outbox on the servers. A test that asks for 20,000 records in any case says so itself."""
     name = f"fault_{uuid.uuid4().hex[:12]}"
     database = servers.postgres.create_database(name)
-    outbox = make_outbox(database, bootstrap=servers.kafka.bootstrap, topic=topic_prefix + "data")
+    outbox = make_outbox(database, bootstrap=servers.kafka.bootstrap, topic=topic_prefix + "data", delivery=delivery)
     scene = Scene(servers, outbox, RECORDS["long" if is_long else "short"])
     yield scene
     servers.restore()

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from faults.checker import Lane, Sighting
 from harvesting import PARTITIONS, wait_until
@@ -26,7 +26,9 @@ _POT = 4000  # records that wait or are in flight before the fault
 
 
 class Witness:
-    """A plain consumer of a topic, from its beginning, with a clock of its own. It ends with `close`."""
+    """A plain consumer of a topic that reads committed, from its beginning, with a clock of its own. It ends with
+    `close`.
+    """
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.sightings: list[Sighting] = []
@@ -36,11 +38,14 @@ class Witness:
                 "bootstrap.servers": bootstrap,
                 "group.id": "witness",
                 "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
                 **IMPATIENT,
                 "fetch.wait.max.ms": 10,
                 "fetch.error.backoff.ms": 10,
             }
         )
+        self._read_up_to: dict[int, int] = {}  # by partition, whenever it stood at the end
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self._partitions = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
         self._consumer.assign(self._partitions)
@@ -51,7 +56,10 @@ class Witness:
     def _run(self) -> None:
         while not self._closing.is_set():
             for message in self._consumer.consume(500, timeout=0.02):
-                if message.error() is not None:
+                error = message.error()
+                if error is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        self._read_up_to[message.partition() or 0] = message.offset() or 0
                     continue
                 topic, key, value, partition = message.topic(), message.key(), message.value(), message.partition()
                 assert topic is not None
@@ -79,7 +87,7 @@ class Witness:
         asked = self._admin.list_offsets(
             {partition: OffsetSpec.latest() for partition in self._partitions}, request_timeout=10
         )
-        return len(self) == sum(int(end.result().offset) for end in asked.values())
+        return all(self._read_up_to.get(where.partition, 0) >= int(end.result().offset) for where, end in asked.items())
 
     def close(self) -> None:
         self._closing.set()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 from faults.proxy import BOTH, Kind, Proxy, Way
-from faults.scene import MARK, PURGE, Scene, Servers
+from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, MARK, PURGE, Scene, Servers
 
 # So that a server that is silent is given up in seconds.
-LIMITS = {"statement_timeout": 3, "delivery_timeout": 4}
+LIMITS = {"statement_timeout": 3, "delivery_timeout": 4, "transaction_timeout": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,37 @@ class Place:
 
 
 PLACES = [
-    # psycopg prepares the statement that it repeats: the first that a connection prepares is called so.
-    Place("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_0\0" in data, 0.5),
+    # psycopg prepares the statements that it repeats, and calls them so.
+    Place("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_" in data, 0.5),
     Place("produce", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\0", 0.1),
     Place(
         "purge",
         lambda servers: servers.to_postgres,
         PURGE,
-        lambda data: b"DELETE FROM" in data or b"_pg3_0\0" in data,
+        lambda data: b"DELETE FROM" in data or b"_pg3_" in data,
         0.5,
     ),
 ]
+COMMIT = Place("commit", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\x1a", 0.1)
+"""Of Kafka's transaction: EndTxn, after whose loss nobody knows what became of it."""
 
 
-@pytest.fixture(params=PLACES, ids=lambda place: place.name)
-def place(request: pytest.FixtureRequest) -> Place:
-    found = request.param
-    assert isinstance(found, Place)
-    return found
+SAYS = {
+    "mark": "has not answered",
+    "produce": "was not published",
+    "purge": "has not answered",
+    "commit": "whether a batch is committed is not known",
+}
+"""What a leader says of a request that is never answered."""
+
+pytestmark = pytest.mark.parametrize(
+    ("delivery", "place"),
+    [
+        *((EXACTLY_ONCE, place) for place in [*PLACES, COMMIT]),
+        *((AT_LEAST_ONCE, place) for place in PLACES),
+    ],
+    ids=lambda value: value.name if isinstance(value, Place) else value,
+)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the request", "before the reply"])
@@ -53,7 +66,7 @@ def test_cut(scene: Scene, place: Place, before: bool) -> None:
     scene.midway()
     since = len(leader.events)
     scene.hits(place.proxy(scene.servers).cut_at(place.opening, kind=place.kind, before=before))
-    if place.name != "produce":  # the idempotent producer rides that out by itself
+    if place.proxy(scene.servers) is scene.servers.to_postgres:  # the idempotent producer rides that out by itself
         scene.next_event(leader, "view", since=since, within=10)
     scene.midway()
     scene.ends_well()
@@ -77,7 +90,7 @@ def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
     proxy = place.proxy(scene.servers)
     scene.hits(proxy.swallow(place.opening, kind=place.kind, ways=ways))
     error = scene.next_event(leader, "error", since=since, within=15)
-    assert ("was not published" if place.name == "produce" else "has not answered") in error["error"]
+    assert SAYS[place.name] in error["error"]
     proxy.heal()
     scene.next_event(leader, "view", since=since, within=15)
     scene.ends_well()

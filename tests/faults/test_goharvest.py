@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 from faults.fake_goharvest import FakeGoharvest
-from faults.scene import Scene
+from faults.scene import AT_LEAST_ONCE, Scene
 from harvesting import COMMAND, Process
 
 TAKE_OVER = 20.0
@@ -27,6 +28,7 @@ def goharvest_file(scene: Scene, *, leader_topic: str, group_id: str) -> str:
     return yaml.safe_dump({"harvest": harvest, "logging": {"level": "Warn"}})
 
 
+@pytest.mark.parametrize("delivery", [AT_LEAST_ONCE])
 def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topic_prefix: str, tmp_path: Path) -> None:
     leader_topic, group_id = topic_prefix + "goharvest-leader", topic_prefix + "goharvest"
     admin = AdminClient({"bootstrap.servers": scene.servers.kafka.bootstrap})

@@ -9,7 +9,7 @@ import time
 
 import psycopg
 import pytest
-from faults.scene import MARK, Scene, moment_of, wait_for_the_broker
+from faults.scene import MARK, PURGE, Scene, moment_of, wait_for_the_broker
 from harvesting import Process
 
 # The defaults.
@@ -138,12 +138,15 @@ def test_a_leader_whose_produce_hangs_lets_go_in_time(scene: Scene) -> None:
 
 
 def test_a_stopped_leader_that_holds_the_fence_loses_its_backend(scene: Scene) -> None:
-    """Its mark waits for a row that the test has locked, and holds the fence row meanwhile."""
+    """Its mark, or its purge where none is marked, waits for a row that the test has locked, and holds the fence row
+    meanwhile.
+    """
+    purpose = PURGE if scene.is_exactly_once else MARK
     leader = scene.leader(limits={"max_in_flight_records": 1000, "mark_records": 500})
     standby = scene.standby()
     scene.midway()
     [(backend,)] = scene.outbox.query(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-outbox mark' "
+        f"SELECT pid FROM pg_stat_activity WHERE application_name = '{purpose.decode()}' "
         "AND datname = current_database()"
     )
     with psycopg.connect(scene.outbox.database) as locking:

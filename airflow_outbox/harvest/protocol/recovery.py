@@ -11,8 +11,13 @@ What is compared:
   leader of this incarnation found. A promotion changes the timeline, a table made anew the oid;
 - the sequence of the ids against the highest id ever published, and the transaction ids of the records against the
   database's own: TRUNCATE … RESTART IDENTITY, setval, rows loaded from another database's dump;
+- how often leaders have written the fence row (its *beats*, one a second at least) against what the ledger says of it:
+  a restore brings back a row that was written less often;
 - the *witness* that the fence row holds against the ledger: a restore brings back a fence row that knows less than the
   ledger says it did; a ledger that is lost, shortened or exchanged knows less than the fence row, or has another id.
+
+A difference that was found once is kept in the fence row (`halted`): ids and transaction ids that were set back grow
+on, and the next look might find them beyond what was published. Only an operator ends that.
 
 `airflow-outbox adopt` raises the incarnation after an operator has accepted a difference. It sets the witness to where
 the ledger is then, so that no entry of an older incarnation purges anything.
@@ -44,9 +49,9 @@ class Recovery:
 def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
     """Raise HistoryError when the table was exchanged, or its ids set back, since the take-over."""
     if pulse.table_oid != fence.present.table_oid:
-        raise _another("the outbox's table was dropped and made anew")
+        raise HistoryError("the outbox's table was dropped and made anew")
     if pulse.last_drawn < highest_id:
-        raise _another(
+        raise HistoryError(
             f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back"
         )
 
@@ -54,7 +59,7 @@ def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
     """What to complete, and where to go on. Raises HistoryError."""
     for difference in differences(fence, ledger):
-        raise _another(difference)
+        raise HistoryError(difference)
     head, witness = ledger.head, fence.witness
     if head is None:
         return Recovery(replace(witness, topic_id=ledger.topic_id), (), ())
@@ -67,6 +72,9 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
 
 def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
     """Why database and ledger do not tell of one history, in words; nothing when they do."""
+    if fence.halted is not None:
+        yield fence.halted
+        return
     yield from _differences_of_databases(fence)
     witness, head = fence.witness, ledger.head
     if witness.topic_id is None:
@@ -119,6 +127,8 @@ def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[
             f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
             "it was restored to an earlier time"
         )
+    elif head.beats > fence.beats:
+        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
     elif fence.last_drawn < head.highest_id:
         yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
     else:
@@ -135,7 +145,3 @@ def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterato
             yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
         elif entry.snapshot.xmax > fence.next_transaction_id:
             yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
-
-
-def _another(difference: str) -> HistoryError:
-    return HistoryError(f"{difference}. {HistoryError.REMEDY}")
