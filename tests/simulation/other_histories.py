@@ -71,5 +71,6 @@ class OtherHistory(History):
         """
         old = self.world.broker.partition(LEDGER)
         new = self.world.broker.partitions[LEDGER] = Partition()
-        new.end = self.world.random.randrange(self.world.database.state.fence.witness.offset + 1)
+        witness = self.world.database.state.fence.witness
+        new.end = self.world.random.randrange(witness.offset + 1) if witness.batch else old.end
         new.records = [record for record in old.records if record.offset < new.end]

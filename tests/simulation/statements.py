@@ -140,6 +140,7 @@ class Server:
             outbox_id=OUTBOX_ID,
             incarnation=row.incarnation,
             delivery=row.delivery,
+            transactional_id=row.transactional_id,
             recorded=row.recorded,
             present=database.history,
             witness=row.witness,
@@ -148,9 +149,11 @@ class Server:
             newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
         )
 
-    def begin(self, view: UUID | None, delivery: str, witness: Witness) -> None:
+    def begin(self, view: UUID | None, delivery: str, witness: Witness, transactional_id: str | None) -> None:
         self.require(view)
-        self.set_fence(replace(self.database.state.fence, delivery=delivery, witness=witness))
+        row = self.database.state.fence
+        transactional_id = transactional_id or row.transactional_id
+        self.set_fence(replace(row, delivery=delivery, witness=witness, transactional_id=transactional_id))
 
     def heartbeat(self, view: UUID | None, witness: Witness | None) -> Pulse:
         self.require(view)
