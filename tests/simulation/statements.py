@@ -97,7 +97,7 @@ class Server:
             if after and fence.view not in after:
                 raise FencedError
             recorded = fence.recorded or self.database.history
-            self.set_fence(replace(fence, view=view, backends=backends, recorded=recorded, beats=fence.beats + 1))
+            self.set_fence(replace(fence, view=view, backends=backends, recorded=recorded))
             return self.fence(view)
 
         def start() -> None:
@@ -154,8 +154,8 @@ class Server:
     def begin(self, view: UUID | None, delivery: str, witness: Witness, transactional_id: str | None) -> None:
         self.require(view)
         row = self.database.state.fence
-        transactional_id = transactional_id or row.transactional_id
-        self.set_fence(replace(row, delivery=delivery, witness=witness, transactional_id=transactional_id))
+        known_by = transactional_id or row.transactional_id
+        self.set_fence(replace(row, delivery=delivery, witness=witness, transactional_id=known_by, beats=row.beats + 1))
 
     def heartbeat(self, view: UUID | None, witness: Witness | None) -> Pulse:
         self.require(view)
