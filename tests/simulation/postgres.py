@@ -35,6 +35,8 @@ class FenceRow:
     transactional_id: str | None = None
     recorded: History | None = None
     witness: Witness = Witness()
+    beats: int = 0
+    halted: str | None = None
     request: Request = Request()
 
 

@@ -112,6 +112,9 @@ class SimulatedTable:
         )
         return pulse
 
+    async def halt(self, view: UUID, reason: str) -> None:
+        await self._run(None, "halt", lambda: self._server.halt(view, reason))
+
     async def note_error(self, view: UUID, error: str) -> None:
         await self._run(None, "note_error", lambda: None)
 

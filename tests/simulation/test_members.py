@@ -65,7 +65,9 @@ def test_a_leader_without_postgres_resigns_and_comes_back_as_standby(design: Des
         await asyncio.sleep(1)
         link, _ = first.links
         link.cut = True
-        world.database.stash(*(MarkedRecord(number, "t", str(number), str(number), [], [], None) for number in range(10)))
+        world.database.stash(
+            *(MarkedRecord(number, "t", str(number), str(number), [], [], None) for number in range(10))
+        )
         await drained(world, within=LIMITS.heartbeat_timeout + 8)
         assert "resigned" in [event.name for event in first.events]
         assert first.election not in world.group.members
