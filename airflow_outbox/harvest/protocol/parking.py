@@ -1,0 +1,163 @@
+"""Parking: a record that can't be published is set aside, and with it the later records of its topic and key; all others
+go on.
+
+A *lane* is a topic and key. A *refusal* is why a record can't go out, and whether that can pass by itself. The refused
+record and what follows it in its lane *wait* in the parked table, in id order, until the queue of the lane is empty:
+
+    FLOWING ──refused──► PARKED: every later record of the lane is diverted ──the last one published or discarded──► FLOWING
+                           ▲     │ retry: publish from the head of the queue
+                           └─────┘ refused again
+
+A refusal of the topic (it is not there, or may not be written to) parks the topic: all its lanes, without a new refusal
+for each.
+
+Invariants:
+
+- A record is diverted when its lane is parked, or its topic is, or it is refused itself; never one that comes before
+  such a record in its lane.
+- A lane is parked as long as the count of its waiting records is above zero. Waiting records are counted from their
+  diversion, before the parked table holds them, to their publication or discarding.
+- The queue of a lane is published from its head, and stops at the first record that is refused again.
+
+What was diverted is written into the batch's ledger entry before it is moved, so that a successor completes the move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from airflow_outbox.pages import OutboxRow
+
+Lane = tuple[str, str | bytes]
+
+
+class Cause(StrEnum):
+    """Why a record can't be published."""
+
+    HEADERS = "headers"
+    TOPIC_NAME = "topic_name"
+    UNKNOWN_TOPIC = "unknown_topic"
+    NOT_AUTHORIZED = "not_authorized"
+    PARTITION = "partition"
+    TOO_LARGE = "too_large"
+    REFUSED = "refused"
+
+    @property
+    def is_of_the_topic(self) -> bool:
+        """Whether no record of the topic can be published."""
+        return self in (Cause.TOPIC_NAME, Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED)
+
+    @property
+    def can_pass(self) -> bool:
+        """Whether it may pass without anybody correcting the record."""
+        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a record can't be published; `reason` names no record, so that many can share it."""
+
+    cause: Cause
+    reason: str
+
+
+@dataclass(slots=True)
+class Diversion:
+    """What becomes of rows: published, refused, or waiting behind a refused one."""
+
+    published: Sequence[OutboxRow]
+    refused: dict[int, Refusal] = field(default_factory=dict)  # by id
+    waiting: list[int] = field(default_factory=list)
+
+    @property
+    def parked(self) -> list[int]:
+        """The ids that are set aside, in order."""
+        return sorted([*self.refused, *self.waiting])
+
+
+class ParkedLanes:
+    """Which lanes and topics are parked, and how many records wait in each."""
+
+    def __init__(self, lanes: Mapping[Lane, int], topics: Iterable[str]) -> None:
+        self._waiting: Counter[Lane] = Counter(lanes)
+        self._topics = set(topics)
+
+    def __len__(self) -> int:
+        """How many records wait."""
+        return self._waiting.total()
+
+    def divert(self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -> Diversion:
+        """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
+        if not refusals and not self._waiting:
+            return Diversion(rows)
+        waiting, topics = self._waiting, self._topics
+        published: list[OutboxRow] = []
+        diversion = Diversion(published)
+        for row in rows:
+            lane = row[1], row[2]
+            if lane in waiting or row[1] in topics:
+                diversion.waiting.append(row[0])
+            elif row[0] in refusals:
+                refusal = refusals[row[0]]
+                diversion.refused[row[0]] = refusal
+                if refusal.cause.is_of_the_topic:
+                    topics.add(row[1])
+            else:
+                published.append(row)
+                continue
+            waiting[lane] += 1
+        return diversion
+
+    def gone(self, lanes: Iterable[Lane]) -> None:
+        """Waiting records were published or discarded: their lanes, once for each."""
+        self._waiting.subtract(lanes)
+        for lane in [lane for lane, count in self._waiting.items() if count <= 0]:
+            del self._waiting[lane]
+        self._topics &= {topic for topic, _ in self._waiting}
+
+
+def heads_until_refused(
+    rows: Iterable[OutboxRow], refusals: Mapping[int, Refusal]
+) -> tuple[list[OutboxRow], dict[int, Refusal]]:
+    """Of queues of lanes, in id order: what can be published now, and the refused heads with their refusals."""
+    published: list[OutboxRow] = []
+    stopped: set[Lane] = set()
+    refused: dict[int, Refusal] = {}
+    for row in rows:
+        lane = row[1], row[2]
+        if lane in stopped:
+            continue
+        if row[0] in refusals:
+            stopped.add(lane)
+            refused[row[0]] = refusals[row[0]]
+        else:
+            published.append(row)
+    return published, refused
+
+
+class Caution:
+    """How many records to send at once while Kafka refuses batches for a reason that only they know.
+
+    A batch that fails is tried again in halves, over as many views as it takes, until a single record is left: that one
+    is refused. Each success doubles the number again. It lasts for the process, for each failure ends a term.
+    """
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self.records = most
+        self.condemned: dict[int, Refusal] = {}
+
+    def failed(self, ids: Sequence[int], reason: str) -> None:
+        """A batch of these records was refused as a whole, and nobody knows which of them is the reason."""
+        if len(ids) == 1:
+            self.condemned[ids[0]] = Refusal(Cause.REFUSED, reason)
+            self.records = self._most
+        else:
+            self.records = max(1, min(self.records, len(ids)) // 2)
+
+    def succeeded(self) -> None:
+        """A batch was committed."""
+        self.records = min(self._most, 2 * self.records)
