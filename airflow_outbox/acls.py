@@ -10,10 +10,12 @@ from typing import Any, Literal
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
-from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.config import DeliveryMode, HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.transactional import producer_id
+from airflow_outbox.table import SHARD
 
-Resource = Literal["group", "topic"]
+Resource = Literal["group", "topic", "transactional-id"]
 PRINCIPAL = "User:HARVESTER"
 DATA_TOPIC = "DATA_TOPIC"
 # As kafka-acls spells them.
@@ -39,9 +41,16 @@ class Acl:
         return allowed is not None and AclOperation[self.operation] not in allowed
 
 
-def needed_acls(names: KafkaNames, data_topics: Collection[str]) -> list[Acl]:
+def needed_acls(names: KafkaNames, data_topics: Collection[str], *, delivery: DeliveryMode) -> list[Acl]:
     """The whole list. Reading or writing includes describing, and writing any topic idempotent production."""
     topics = sorted(data_topics)
+    ledger = [
+        Acl("topic", names.ledger_topic, "READ", "harvest"),
+        Acl("topic", names.ledger_topic, "WRITE", "harvest"),
+        Acl("topic", names.ledger_topic, "CREATE", "init"),
+        Acl("topic", names.ledger_topic, "DESCRIBE_CONFIGS", "check"),
+        Acl("transactional-id", producer_id(names, SHARD), "WRITE", "harvest"),
+    ]
     return [
         Acl("group", names.leader_group_id, "READ", "harvest"),
         Acl("topic", names.leader_topic, "READ", "harvest"),
@@ -49,6 +58,7 @@ def needed_acls(names: KafkaNames, data_topics: Collection[str]) -> list[Acl]:
         *(Acl("topic", topic, "WRITE", "harvest") for topic in topics),
         Acl("topic", names.leader_topic, "CREATE", "init"),
         *(Acl("topic", topic, "DESCRIBE_CONFIGS", "check") for topic in [names.leader_topic, *topics]),
+        *(ledger if delivery == "exactly_once" else []),
     ]
 
 

@@ -76,7 +76,7 @@ def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
     with closing(connect(config.data_source, purpose="check")) as connection:
         identity = OutboxTable(connection, config.name).identity()
         wanted = {*topics, *_pending_topics(connection, config.name)} or {DATA_TOPIC}
-    return needed_acls(KafkaNames.of(config, identity.outbox_id), wanted)
+    return needed_acls(KafkaNames.of(config, identity.outbox_id), wanted, delivery=config.delivery)
 
 
 def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
@@ -135,10 +135,13 @@ def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[s
         cluster.reach()
         return
     names = KafkaNames.of(config, outbox_id)
-    topics = cluster.topics({names.leader_topic, *pending})
+    own = {names.leader_topic, *([names.ledger_topic] if config.delivery == "exactly_once" else [])}
+    topics = cluster.topics({*own, *pending})
     answers = {("topic", topic): answer for topic, answer in topics.items()}
     answers["group", names.leader_group_id] = cluster.group(names.leader_group_id)
-    for acl in needed_acls(names, pending):
+    for acl in needed_acls(names, pending, delivery=config.delivery):
+        if acl.resource == "transactional-id":
+            continue  # Kafka has no question about it that would not fence a leader
         if acl.purpose == "harvest" and acl.missing(answers[acl.resource, acl.name]):
             yield Finding(Severity.MISSING, not_allowed(acl.operation, acl.resource, acl.name))
     for topic, answer in sorted(topics.items()):

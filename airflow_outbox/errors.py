@@ -74,15 +74,18 @@ class TakeOverError(PostgresError):
 
 
 class HistoryError(OutboxError):
-    """The database or the ledger is of another history than the one that was harvested. Nothing was purged.
+    """The database or the ledger is of another history than the one that was harvested.
 
-    Find out what was restored, failed over or made anew, and run `airflow-outbox adopt`.
+    Nothing was purged or published. Find out what was restored, failed over or made anew; then run `airflow-outbox
+    adopt`. `difference` is what tells.
     """
 
-    REMEDY = (
-        "Nothing was purged or published. Find out what was restored, failed over or made anew; then run "
-        "`airflow-outbox adopt`"
-    )
+    def __init__(self, difference: str) -> None:
+        super().__init__(
+            f"{difference}. Nothing was purged or published. Find out what was restored, failed over or made anew; "
+            "then run `airflow-outbox adopt`"
+        )
+        self.difference = difference
 
 
 class PublishError(KafkaError):

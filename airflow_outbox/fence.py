@@ -42,10 +42,11 @@ class Witness:
 class Fence:
     """The fence row after a take-over, and what the database says of itself beside it.
 
-    `delivery` is the mode in which the outbox was last harvested (None: never). `recorded` is the history that the
-    first leader of this incarnation found, `present` today's. `transactional_id` is what the last leader's producer is
-    known by. `last_drawn` is the last id that the sequence gave out (0: none), `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id` the highest
-    one in the outbox (0: it is empty).
+    `delivery` is the mode in which the outbox was last harvested (None: never), `transactional_id` what the producer of
+    that was known by. `recorded` is the history that the first leader of this incarnation found, `present` today's.
+    `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have written this row,
+    `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id` the highest one in
+    the outbox (0: it is empty). `halted` is why harvesting was stopped until `adopt` (None: it was not).
     """
 
     request: Request
@@ -57,14 +58,19 @@ class Fence:
     present: History
     witness: Witness
     last_drawn: int
+    beats: int
     next_transaction_id: int
     newest_transaction_id: int
+    halted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a heartbeat brings back: operators' wishes, and what tells that the table was exchanged or set back."""
+    """What a heartbeat brings back: operators' wishes, and what tells that table or database were exchanged or set
+    back.
+    """
 
     request: Request
     table_oid: int
     last_drawn: int
+    beats: int

@@ -77,7 +77,7 @@ class MarkedRecord(NamedTuple):
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adoptions")
+    beside = ("leader", "commits", "adopted")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 
@@ -88,12 +88,15 @@ def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
     return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
 
 
-def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
+def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psycopg.Connection[Any]:
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
     Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's
     settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
     here.
+
+    `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
+    than a transaction, so each one sets what it needs.
     """
     keep_alive = {
         "connect_timeout": 5,
@@ -105,8 +108,11 @@ def connect(data_source: str, *, purpose: str) -> psycopg.Connection[Any]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(data_source)
         settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
+        if is_pooled:
+            settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
-        connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
+        if not is_pooled:
+            connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
     except psycopg.Error as error:
         raise PostgresUnreachableError(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
@@ -232,8 +238,10 @@ class OutboxTable:
             present=History(*numbers[3:6]),
             witness=Witness(*numbers[6:10]),
             last_drawn=self._drawn(numbers[10]),
-            next_transaction_id=numbers[11],
-            newest_transaction_id=numbers[12],
+            beats=numbers[11],
+            next_transaction_id=numbers[12],
+            newest_transaction_id=numbers[13],
+            halted=numbers[14],
         )
 
     def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
@@ -329,8 +337,13 @@ class OutboxTable:
         row = self._row("heartbeat", view=view, **values, **seen)
         if row is None:
             raise self._fenced()
-        paused, handover, table_oid, last_drawn = row
-        return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn))
+        paused, handover, table_oid, last_drawn, beats = row
+        return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn), beats)
+
+    def halt(self, view: UUID, reason: str) -> None:
+        """Stop harvesting until an operator adopts."""
+        with translated(self.name):
+            self.connection.execute(self._render("halt"), {"view": view, "shard": SHARD, "reason": reason})
 
     def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row, for `check` and for people."""

@@ -26,6 +26,8 @@ from airflow_outbox.harvest.settings import (
 from airflow_outbox.harvest.tokens import FetchedTokens
 from airflow_outbox.names import OutboxName
 
+DeliveryMode = Literal["exactly_once", "at_least_once"]
+
 
 class Limits(Settings):
     """Bounds and time-outs."""
@@ -63,6 +65,19 @@ class Limits(Settings):
         return self
 
 
+class TransactionHeaders(Settings):
+    """Names of headers that an atomic outbox adds to each record; none that is left out."""
+
+    outbox_id: str | None = None
+    """The outbox's id."""
+    transaction_id: str | None = None
+    """The source transaction's 64-bit id."""
+    place: str | None = None
+    """The record's place in its source transaction, from 1, over all topics."""
+    total: str | None = None
+    """How many records the source transaction has."""
+
+
 class HarvestConfig(Settings):
     """All that a harvester is told."""
 
@@ -80,10 +95,12 @@ class HarvestConfig(Settings):
     """The topic of the election; by default `airflow-outbox.<outbox id>.leader`."""
     leader_group_id: str | None = None
     """The consumer group of the election; by default `airflow-outbox.<outbox id>`."""
-    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    delivery: DeliveryMode = "exactly_once"
     """What consumers that read committed may count on."""
     atomic: bool = False
     """Whether the records of a source transaction become visible together."""
+    transaction_headers: TransactionHeaders = Field(default_factory=TransactionHeaders)
+    """Headers by which consumers know the source transactions of an atomic outbox."""
     ledger_topic: str | None = None
     """The topic of the ledger; by default `airflow-outbox.<outbox id>.ledger`."""
     transactional_id: str | None = None
@@ -120,6 +137,14 @@ class HarvestConfig(Settings):
             except ConfigurationError as error:
                 raise ValueError(f"oauth_cb: {error}") from error
         return settings
+
+    @model_validator(mode="after")
+    def _atomic_is_exactly_once(self) -> Self:
+        if self.atomic and self.delivery != "exactly_once":
+            raise ValueError("atomic needs delivery: exactly_once")
+        if self.atomic and self.shards > 1:
+            raise ValueError("atomic needs shards: 1, for a source transaction may touch every shard")
+        return self
 
     @property
     def name(self) -> OutboxName:

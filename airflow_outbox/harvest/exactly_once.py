@@ -33,6 +33,7 @@ from airflow_outbox.harvest.ports import Table, TransactionalLog
 from airflow_outbox.harvest.protocol.closure import Closure
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, LedgerRecord, chunk_key, runs
 from airflow_outbox.harvest.protocol.recovery import recover, require_pulse
+from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import SLOWEST_POLL, Term
 from airflow_outbox.pages import BYTES, OutboxRow
@@ -87,6 +88,7 @@ class ExactlyOnceTerm(Term):
         limits: Limits,
         published: Counter[str],
         atomic: bool = False,
+        stamp_names: StampNames | None = None,
     ) -> None:
         super().__init__(view=view, request=fence.request, table=table, limits=limits, published=published)
         self._fence = fence
@@ -94,12 +96,14 @@ class ExactlyOnceTerm(Term):
         self._atomic = atomic
         self._windows = Windows()
         self._closure = Closure(max_transaction_records=limits.max_transaction_records)
+        self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[_Piece] = deque()
         self._unpurged: deque[_Batch] = deque()
         self._held_records = 0
         self._held_bytes = 0
         self._unpurged_records = 0
         self._flushed = 0
+        self._beats = fence.beats
         self._kept: dict[int, int] = {}  # the ledger's entries that stand: chunks by batch
         self._published_witness = self._purged_witness = self._witnessed = fence.witness
         self._read_more = asyncio.Event()
@@ -126,10 +130,12 @@ class ExactlyOnceTerm(Term):
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
-        for transactional_id in {self._log.transactional_id, self._fence.transactional_id} - {None}:
-            await self._log.fence(transactional_id)  # the last leader's may be another, if it was configured anew
+        await self._log.fence(self._log.transactional_id)
+        if self._fence.transactional_id not in (None, self._log.transactional_id):  # it was configured anew
+            await self._log.fence(self._fence.transactional_id)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
+        self._beats = self._fence.beats
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
@@ -164,11 +170,12 @@ class ExactlyOnceTerm(Term):
         self._flushed = max(self._flushed, page.flushed)
         rows, complete, ends = page.rows, page.complete, True
         if self._atomic and rows:
-            if not complete:
-                unknown = self._closure.unknown(rows)
-                self._closure.learn(await self._table.lengths(unknown) if unknown else {})
+            unknown = set() if complete and self._stamps is None else self._closure.unknown(rows)
+            self._closure.learn(await self._table.lengths(unknown) if unknown else {})
             taken, ends = self._closure.cut(rows, complete=complete)
             complete, rows = complete and taken == len(rows), rows[:taken]
+            if self._stamps is not None:
+                rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = rows[-1][0] if rows else None
         within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=complete)
         if rows:
@@ -246,6 +253,7 @@ class ExactlyOnceTerm(Term):
             batch=number,
             witnessed=self._witnessed.batch,
             highest_id=highest_id,
+            beats=self._beats,
             kept=tuple(kept.items()),
         )
         offset = await self._log.commit([*records, *tombstones, head.record()])
@@ -277,8 +285,10 @@ class ExactlyOnceTerm(Term):
         return self._purged_witness if self._purged_witness != self._witnessed else None
 
     def _told(self, pulse: Pulse, witness: Witness | None) -> None:
-        # Held against what was known when the question left: ids are drawn and published while the answer is on its way.
+        # Held against what was known when the question left: ids are drawn and published while the answer is on its
+        # way.
         self._witnessed = witness or self._witnessed
+        self._beats = pulse.beats
         require_pulse(self._fence, pulse, highest_id=self._witnessed.highest_id)
 
 

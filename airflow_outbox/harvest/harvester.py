@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from uuid import UUID, uuid4
 
-from airflow_outbox.errors import FencedError, OutboxError, PostgresError, PostgresUnreachableError
+from airflow_outbox.errors import FencedError, HistoryError, OutboxError, PostgresError, PostgresUnreachableError
 from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.modes import Modes
@@ -133,6 +133,8 @@ class Harvester:
                 if not isinstance(error, PostgresUnreachableError):
                     self._reached_at = loop.time()
                     with contextlib.suppress(OutboxError):
+                        if isinstance(error, HistoryError):
+                            await self._table.halt(view, error.difference)
                         await self._table.note_error(view, str(error))
                 elif loop.time() - self._reached_at > self._limits.heartbeat_timeout:
                     self._resign(str(error))

@@ -35,14 +35,14 @@ class LedgerReader:
     def read(self, start: int) -> Ledger:
         """Committed records from an offset to the end that the ledger has now, also the uncommitted one.
 
-        A transaction that is open there is waited for. Raises HistoryError when the ledger is not there or does not
-        reach so far, KafkaError.
+        A transaction that is open there is waited for. Raises HistoryError when the ledger does not reach so
+        far, KafkaError also when there is none.
         """
         cluster = Cluster(self._config.kafka)
         topic_id = self._topic_id(cluster)
         end = cluster.end_offset(self._topic, self._partition)
         if start > end:
-            raise HistoryError(f"the ledger ends at offset {end}, and {start} was in it. {HistoryError.REMEDY}")
+            raise HistoryError(f"the ledger ends at offset {end}, and {start} was in it")
         consumer = self._consumer()
         try:
             return Ledger.read(topic_id=topic_id, end=end, records=self._records(consumer, start, end))
@@ -58,7 +58,7 @@ class LedgerReader:
                 )
             return str(topic.topic_id)
         if topic.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-            raise HistoryError(
+            raise KafkaError(
                 f"there is no ledger: topic {self._topic} is missing. Run `airflow-outbox init`, and when it was there "
                 "before, `airflow-outbox adopt`"
             )
@@ -101,7 +101,7 @@ class LedgerReader:
                 if offset >= end:
                     return records
             elif error.code() == BrokerError._AUTO_OFFSET_RESET:
-                raise HistoryError(f"the ledger does not hold offset {start} any more. {HistoryError.REMEDY}")
+                raise HistoryError(f"the ledger does not hold offset {start} any more")
             elif not error.retriable():
                 raise KafkaError(explained(error, self._config.kafka))
         raise KafkaError(self._complaint or "the ledger can't be read to its end: a transaction stays open in it")

@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Literal, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from airflow_outbox.fence import Fence
-from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
+from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
 
-Delivery = Literal["exactly_once", "at_least_once"]
 AnyLog = TypeVar("AnyLog", bound=Log | TransactionalLog)
 
 
@@ -33,12 +33,13 @@ class Modes:
     def __init__(
         self,
         *,
-        delivery: Delivery,
+        delivery: DeliveryMode,
         table: Table,
         new_log: LogFactory,
         new_transactional_log: TransactionalLogFactory,
         limits: Limits,
         atomic: bool = False,
+        stamp_names: StampNames | None = None,
     ) -> None:
         self.delivery = delivery
         self._table = table
@@ -46,6 +47,7 @@ class Modes:
         self._new_transactional_log = new_transactional_log
         self._limits = limits
         self._atomic = atomic
+        self._stamp_names = stamp_names
 
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
@@ -62,6 +64,7 @@ class Modes:
                     limits=self._limits,
                     published=published,
                     atomic=self._atomic,
+                    stamp_names=self._stamp_names,
                 )
             return
         witness = fence.witness

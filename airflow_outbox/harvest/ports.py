@@ -44,9 +44,7 @@ class Table(Protocol):
     async def fence(self, view: UUID) -> Fence:
         """The fence row, and what the database says of itself now. Raises FencedError."""
 
-    async def begin(
-        self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None
-    ) -> None:
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
         """Record in the fence row in which mode the term harvests, which ledger it goes by, and what its producer is
         known by (None: as before). Raises FencedError.
         """
@@ -95,6 +93,11 @@ class Table(Protocol):
         """Say in the fence row that the view is alive, has published so many more records, and what it has witnessed.
 
         Durable once it returns. Raises FencedError.
+        """
+
+    async def halt(self, view: UUID, reason: str) -> None:
+        """Stop harvesting, whoever leads, until an operator adopts. Nothing happens when the fence is another
+        view's.
         """
 
     async def note_error(self, view: UUID, error: str) -> None:

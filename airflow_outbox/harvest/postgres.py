@@ -58,9 +58,7 @@ class PostgresTable:
         async with self._within(self._statement_timeout):
             return await self._purging.call(OutboxTable.fence, view)
 
-    async def begin(
-        self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None
-    ) -> None:
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
         async with self._within(self._statement_timeout):
             await self._purging.call(
                 OutboxTable.begin, view, delivery=delivery, witness=witness, transactional_id=transactional_id
@@ -121,6 +119,10 @@ class PostgresTable:
                 rate=rate,
                 witness=witness,
             )
+
+    async def halt(self, view: UUID, reason: str) -> None:
+        async with self._within(self._patience):
+            await self._look(OutboxTable.halt, view, reason)
 
     async def note_error(self, view: UUID, error: str) -> None:
         async with self._within(self._patience):

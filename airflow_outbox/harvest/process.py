@@ -21,6 +21,7 @@ from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
 from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
@@ -105,6 +106,7 @@ async def harvest(
             new_transactional_log=new_transactional_log,
             limits=config.limits,
             atomic=config.atomic,
+            stamp_names=StampNames(**config.transaction_headers.model_dump()),
         ),
         election=election,
         limits=config.limits,

@@ -41,12 +41,54 @@ def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict
     }
 
 
+def fence_producers(config: HarvestConfig, names: KafkaNames, recorded: str | None, *, shard: int) -> None:
+    """Fence the producers of a shard: those of the configuration, and those that the fence row records.
+
+    Raises KafkaError.
+    """
+    for transactional_id in {producer_id(names, shard), recorded} - {None}:
+        fence_producer(config, cast("str", transactional_id))
+
+
+def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
+    """End the transaction of every producer of that id, and keep them from new ones. Raises KafkaError."""
+    settings = transactional_settings(config, transactional_id)
+    complaints: list[str] = []
+
+    def complain(error: BrokerError) -> None:
+        complaints.append(explained(error, settings))
+
+    try:
+        producer = Producer({**settings, "error_cb": complain}, logger=logger)
+    except REFUSALS as error:
+        raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
+    deadline = time.monotonic() + config.limits.transaction_timeout
+    while True:
+        try:
+            return producer.init_transactions(_CALL_TIME)
+        except KafkaException as error:
+            reason: BrokerError = error.args[0]
+            if not reason.retriable() or time.monotonic() > deadline:
+                raise KafkaError(complaints[-1] if complaints else _refusal(reason, transactional_id)) from error
+
+
+def producer_id(names: KafkaNames, shard: int) -> str:
+    """What Kafka knows a shard's producer by."""
+    return f"{names.transactional_id}.{shard}"
+
+
+def _refusal(error: BrokerError, transactional_id: str) -> str:
+    if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return not_allowed("WRITE", "transactional-id", transactional_id)
+    return error.str() or error.name()
+
+
 class KafkaTransactionalLog:
     """Publishes the batches of one term. One thread makes all calls to the client, in turn."""
 
     def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int) -> None:
         """With tokens it waits for one: use `open`."""
-        self.transactional_id = f"{names.transactional_id}.{shard}"
+        self.transactional_id = producer_id(names, shard)
         self._config = config
         self._names = names
         self._shard = shard
@@ -74,7 +116,7 @@ class KafkaTransactionalLog:
         if transactional_id == self.transactional_id:
             await self._worker.call(self._fence)
         else:
-            await self._worker.call(self._fence_another, transactional_id)
+            await self._worker.call(fence_producer, self._config, transactional_id)
 
     async def ledger(self, start: int) -> Ledger:
         return await asyncio.to_thread(LedgerReader(self._config, self._names, self._shard).read, start)
@@ -93,18 +135,6 @@ class KafkaTransactionalLog:
 
     def _fence(self) -> None:
         self._repeat(Call.FENCE, self._producer.init_transactions)
-
-    def _fence_another(self, transactional_id: str) -> None:
-        """By a producer that does nothing else."""
-        settings = {**self._settings, "transactional.id": transactional_id}
-        deadline = time.monotonic() + self._patience
-        another = Producer({**settings, "error_cb": self._complain}, logger=logger)
-        while True:
-            try:
-                return another.init_transactions(_CALL_TIME)
-            except KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise KafkaError(self._why(error.args[0])) from error
 
     def _begin(self) -> None:
         self._transaction.begins(Call.BEGIN)
@@ -195,11 +225,9 @@ class KafkaTransactionalLog:
     def _why(self, error: BrokerError, topic: str | None = None) -> str:
         if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED and topic is not None:
             return not_allowed("WRITE", "topic", topic)
-        if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return not_allowed("WRITE", "transactional-id", self.transactional_id)
         if error.code() in (BrokerError._MSG_TIMED_OUT, BrokerError._TIMED_OUT) and self._complaint is not None:
             return self._complaint
-        return error.str() or error.name()
+        return _refusal(error, self.transactional_id)
 
     def _complain(self, error: BrokerError) -> None:
         self._complaint = explained(error, self._settings)

@@ -25,8 +25,9 @@ from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.names import OutboxName
 from airflow_outbox.operators.stash import commit_id
 from airflow_outbox.spark import settings
-from airflow_outbox.spark.commit import CommitId, find_commit
+from airflow_outbox.spark.commit import find_commit
 from airflow_outbox.spark.data_source import offered
+from airflow_outbox.spark.options import CommitId
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

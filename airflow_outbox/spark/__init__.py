@@ -1,22 +1,22 @@
-"""Spark's room: jobs that write their business rows and their events in one Postgres transaction.
+"""Spark's room: the data source `outbox`, which writes business rows and events in one Postgres transaction.
 
-A job is correct when a task of it, or the whole job, is tried again:
+A write is correct when a task of it, or the whole job, is tried again:
 
-1. *Stage.* Each task attempt COPYs its rows into an unlogged table of this run, tagged with the attempt's id, and the
-   driver learns from Spark which attempt of each partition counts. An attempt that fails after its COPY leaves rows
-   that nobody reads.
+1. *Stage.* Each task attempt COPYs its rows into a table of its own, or, where they are few, sends them along with its
+   commit message. An attempt that fails leaves nothing; one that Spark does not accept is read by nobody.
 2. *Commit.* One transaction in the driver runs the job's statements for the business tables over the accepted rows,
-   fills the outbox in the job's order, compares the counts, and enters the job's id and version into
-   `<outbox>_commits`. A job whose id is entered already writes nothing and returns the earlier ticket; of two at once
-   the second waits for the first.
-3. *Sweep.* The staging table is dropped; what a dead run has left is dropped by the next run of any job.
+   fills the outbox in the job's order, compares the counts, and enters the write's id into `<outbox>_commits`. A write
+   whose id is entered already writes nothing; of two at once the second waits for the first.
+3. *Sweep.* The staging tables are dropped; what a dead run has left is dropped by a later one.
 
-Drivers and executors need psycopg, pyarrow and this package; neither needs Airflow.
+Drivers and executors need psycopg, pyarrow and this package; none needs Airflow.
 """
 
 from __future__ import annotations
 
 from airflow_outbox.spark.commit import JobCommit
 from airflow_outbox.spark.job import OutboxJob
+from airflow_outbox.spark.registration import register
+from airflow_outbox.spark.source import OutboxDataSource
 
-__all__ = ["JobCommit", "OutboxJob"]
+__all__ = ["JobCommit", "OutboxDataSource", "OutboxJob", "register"]

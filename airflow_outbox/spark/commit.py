@@ -1,4 +1,4 @@
-"""The commit of a Spark job: one Postgres transaction, once."""
+"""The commit of a Spark write: one Postgres transaction, once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from psycopg.pq import TransactionStatus
 from airflow_outbox.errors import JobError, StagingLostError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
-from airflow_outbox.spark.staging import StagedRows, Staging
+from airflow_outbox.spark.layout import Layout
+from airflow_outbox.spark.options import CommitId, WriteOptions
+from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
 from airflow_outbox.sql import statements
-from airflow_outbox.table import Column, render, translated
+from airflow_outbox.table import render, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +29,16 @@ class JobCommit:
     earlier: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CommitId:
-    """Who commits, and which commit of that job it is: together they commit once."""
+def find_commit(
+    connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId, *, is_stream: bool = False
+) -> JobCommit | None:
+    """What has been committed under an id, if anything; of a stream, under a later one, too.
 
-    app_id: str
-    version: int
-
-
-def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId) -> JobCommit | None:
-    """What has been committed under an id, if anything. Raises PostgresError, OutboxMissingError."""
-    values = {"app_id": commit_id.app_id, "version": commit_id.version}
+    Raises PostgresError, OutboxMissingError.
+    """
+    text = statements("spark.sql")["committed_epoch"] if is_stream else statements("queries.sql")["earlier_commit"]
     with translated(outbox):
-        row = connection.execute(render(statements("queries.sql")["earlier_commit"], outbox), values).fetchone()
+        row = connection.execute(render(text, outbox), asdict(commit_id)).fetchone()
     if row is None:
         return None
     transaction_id, records, outbox_id, incarnation = row
@@ -48,87 +47,133 @@ def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The commit of staged rows: `job_statements` fill the business tables, `order_by` gives the events their order."""
+    """The commit of what the accepted task attempts have staged."""
 
     connection: psycopg.Connection[Any]
-    outbox: OutboxName
-    outbox_columns: dict[str, Column]
-    commit_id: CommitId
-    order_by: Sequence[str]
-    job_statements: Sequence[str]
+    run: Run
+    layout: Layout
+    options: WriteOptions
 
-    def run(self, staging: Staging, rows: StagedRows) -> JobCommit:
-        """Commit all or nothing, and once. Raises JobError, StagingLostError, PostgresError."""
-        id_values = asdict(self.commit_id)
-        with translated(self.outbox), self.connection.transaction():
-            self._execute("spark.sql", "wait_for_rivals")
-            self._execute("spark.sql", "claim_commit", id_values)
-            if (earlier := find_commit(self.connection, self.outbox, self.commit_id)) is not None:
+    def commit(self, staged: Sequence[StagedRows]) -> JobCommit:
+        """Commit all or nothing, and once; `staged` is in the order of the partitions.
+
+        Raises JobError, StagingLostError, PostgresError.
+        """
+        outbox, commit_id = self.run.outbox, self.run.commit_id
+        with translated(outbox), self.connection.transaction():
+            self._execute("begin_commit")
+            self._execute("claim_commit", asdict(commit_id))
+            if (earlier := self._find()) is not None:
                 return earlier
-            self._execute(
-                "spark.sql",
-                "show_staged",
-                staged_columns=staging.column_names,
-                staging=staging.identifier,
-                attempts=sql.Literal(list(rows.attempts)),
-            )
-            self._examine(rows)
-            self._run_job_statements()
-            self._stash(rows, with_partition="partition" in {column.name for column in staging.columns})
-            self._execute("spark.sql", "hide_staged")
-            entry = {**id_values, "records": rows.count}
-            entered = self._execute("queries.sql", "commit_once", entry).fetchone()
-            committed = find_commit(self.connection, self.outbox, self.commit_id)
+            tables = self._show(staged)
+            self._run_statements()
+            count = sum(rows.count for rows in staged)
+            self._stash(tables, count)
+            self._execute("hide_staged")
+            entry = {**asdict(commit_id), "records": count}
+            text = statements("queries.sql")["commit_once"]
+            entered = self.connection.execute(render(text, outbox), entry).fetchone()
+            committed = self._find()
             if entered is None or committed is None:
-                raise JobError(f"{self.commit_id} is entered by another writer; nothing was committed. Use another id")
+                raise JobError(f"{commit_id} is entered by another writer; nothing was committed. Use another id")
         return replace(committed, earlier=False)
 
-    def _examine(self, rows: StagedRows) -> None:
-        """Look before anything is written: a message that names the record is worth more than Postgres's own."""
-        count = cast("tuple[int]", self._execute("spark.sql", "count_staged").fetchone())[0]
-        if count != rows.count:
-            raise StagingLostError(
-                f"{self.outbox}: of {rows.count} staged rows {count} are there; nothing was committed. "
-                "Postgres empties unlogged tables when it crashes. Run the job again"
-            )
-        limits = {f"{part}_limit": self.outbox_columns[f"kafka_{part}"].max_length for part in ("key", "value")}
-        unfit = self._execute("spark.sql", "unfit_record", limits, order=self._order).fetchone()
-        if unfit is not None:
-            place, problem = unfit
-            raise JobError(
-                f"the record at {', '.join(self.order_by)} = {place}: {problem}; nothing was committed. "
-                "Correct it in the job"
-            )
+    def _find(self) -> JobCommit | None:
+        return find_commit(self.connection, self.run.outbox, self.run.commit_id, is_stream=self.run.is_stream)
 
-    def _run_job_statements(self) -> None:
-        for number, statement in enumerate(self.job_statements, start=1):
-            try:
-                # Binary makes it one statement a string: Postgres's simple protocol would take several.
-                self.connection.cursor(binary=True).execute(cast("Any", statement))
-            except psycopg.Error as error:
-                reason = " ".join(str(error).split())
-                raise JobError(
-                    f"statement {number} of the job: {reason}; nothing was committed. Correct the statement"
-                ) from error
-            if self.connection.info.transaction_status != TransactionStatus.INTRANS:
-                raise JobError(
-                    f"statement {number} of the job has ended the transaction. Leave COMMIT and ROLLBACK out"
-                )
+    def _show(self, staged: Sequence[StagedRows]) -> list[sql.Composed]:
+        """Make the view `staged`; returns the parts it consists of, in the order of the partitions."""
+        tables: list[sql.Identifier] = []
+        inline: list[bytes] = []
 
-    def _stash(self, rows: StagedRows, *, with_partition: bool) -> None:
-        statement = "stash_staged_with_partition" if with_partition else "stash_staged"
-        stashed = self._execute("spark.sql", statement, order=self._order).rowcount
-        if stashed != rows.count:
+        def hold_inline() -> None:
+            if inline or not tables:
+                tables.append(self._hold(inline, number=len(tables)))
+                inline.clear()
+
+        for rows in staged:
+            inline.extend(rows.inline)
+            if rows.table is not None:
+                hold_inline() if inline else None
+                tables.append(sql.Identifier(self.run.schema, rows.table))
+        hold_inline()
+        columns = self._columns()
+        parts = [self._render("select_staged", columns=columns, staging=table) for table in tables]
+        try:
+            self._execute("show_staged", parts=sql.SQL(" UNION ALL ").join(parts))
+        except psycopg.errors.UndefinedTable as error:
+            raise self._lost("a staging table is gone") from error
+        return parts
+
+    def _hold(self, lines: Sequence[bytes], *, number: int) -> sql.Identifier:
+        table = sql.Identifier(f"outbox_inline_{number}")
+        self._execute("hold_inline", staging=table, typed_columns=typed_columns(self.layout))
+        copy = self._render("copy_inline", staging=table, staged_columns=column_names(self.layout))
+        with self.connection.cursor().copy(copy) as rows:
+            for text in lines:
+                rows.write(text)
+        return table
+
+    def _columns(self) -> sql.Composed:
+        constants = (
+            sql.SQL("{}::{} AS {}").format(sql.Literal(value), sql.SQL(cast("Any", kind)), sql.Identifier(name))
+            for name, (kind, value) in self.layout.constant.items()
+        )
+        return sql.SQL(", ").join([*(sql.Identifier(column.name) for column in self.layout.sent), *constants])
+
+    def _run_statements(self) -> None:
+        if self.options.commit_sql is None:
+            return
+        transaction = self._execute("transaction").fetchone()
+        try:
+            self.connection.execute(cast("Any", self.options.commit_sql))
+        except psycopg.Error as error:
+            reason = " ".join(str(error).split())
+            raise JobError(f"option commitSql: {reason}; nothing was committed. Correct the statement") from error
+        if (
+            self.connection.info.transaction_status != TransactionStatus.INTRANS
+            or self._execute("transaction").fetchone() != transaction
+        ):
+            raise JobError("option commitSql has ended the transaction. Leave COMMIT and ROLLBACK out")
+
+    def _stash(self, parts: Sequence[sql.Composed], count: int) -> None:
+        """One statement in the job's order; without one, a statement a part, in the order of the partitions."""
+        if order_by := self.options.order_by:
+            order = sql.SQL(", ").join(sql.Identifier(name) for name in order_by)
+            stashed = self._insert(sql.SQL("pg_temp.staged "), self._render("in_order", order=order))
+        else:
+            stashed = sum(self._insert(sql.SQL("({}) AS part").format(part), sql.SQL("")) for part in parts)
+        if stashed != count:
+            there = cast("tuple[int]", self._execute("count_staged").fetchone())[0]
+            if there != count:
+                raise self._lost(f"of {count} staged rows {there} are there")
             raise JobError(
-                f"{self.outbox}: of {rows.count} staged records {stashed} were inserted; nothing was committed. "
+                f"{self.run.outbox}: of {count} staged records {stashed} were inserted; nothing was committed. "
                 "Look for a trigger or rule that drops some"
             )
 
-    @property
-    def _order(self) -> sql.Composed:
-        return sql.SQL(", ").join(sql.Identifier(column) for column in self.order_by)
+    def _insert(self, source: sql.Composable, order: sql.Composable) -> int:
+        def names(columns: Sequence[str]) -> sql.Composed:
+            return sql.SQL(", ").join(sql.Identifier(name) for name in columns)
+
+        statement = self._render(
+            "stash_staged",
+            outbox_columns=names(self.layout.outbox_columns),
+            record_columns=names(self.layout.record_columns),
+            source=source,
+        )
+        return self.connection.execute(sql.SQL("{} {}").format(statement, order)).rowcount
+
+    def _lost(self, what: str) -> StagingLostError:
+        return StagingLostError(
+            f"{self.run.outbox}: {what}; nothing was committed. Postgres empties unlogged tables when it crashes. "
+            "Run the job again"
+        )
 
     def _execute(
-        self, file: str, statement: str, values: dict[str, Any] | None = None, **parts: sql.Composable
+        self, statement: str, values: dict[str, Any] | None = None, **parts: sql.Composable
     ) -> psycopg.Cursor[Any]:
-        return self.connection.execute(render(statements(file)[statement], self.outbox, **parts), values)
+        return self.connection.execute(self._render(statement, **parts), values)
+
+    def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        return render(statements("spark.sql")[statement], self.run.outbox, **parts)

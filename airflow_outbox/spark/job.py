@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Self
 from airflow_outbox.errors import ConfigurationError, JobError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.spark import settings
-from airflow_outbox.spark.columns import record_frame
-from airflow_outbox.spark.commit import Commit, CommitId, JobCommit, find_commit
-from airflow_outbox.spark.data_source import taken
-from airflow_outbox.spark.staging import prepare
-from airflow_outbox.table import OutboxTable, connect
+from airflow_outbox.spark.commit import JobCommit, find_commit
+from airflow_outbox.spark.options import CommitId
+from airflow_outbox.spark.registration import _data_source, register
+from airflow_outbox.table import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 class OutboxJob:
     """A job that writes business rows and events in one transaction, once.
 
-    `data_source` is a libpq connection string or URI (of a direct connection: the driver's session holds an
-    advisory lock); `outbox` is `table` or `schema.table`; `app_id` and `version` name the commit: a job that is tried
-    again keeps both.
+    `data_source` is a libpq connection string or URI; `outbox` is `table` or `schema.table`; `app_id` and `version`
+    name the commit: a job that is tried again keeps both.
     """
 
     data_source: str = field(repr=False)
@@ -37,7 +35,7 @@ class OutboxJob:
 
     @classmethod
     def from_session(cls, session: SparkSession) -> Self:
-        """What `OutboxSparkSubmitOperator` has passed to this job; to be asked for once.
+        """What `OutboxSparkSubmitOperator` has passed to this job.
 
         Raises ConfigurationError when something is missing or was taken before.
         """
@@ -51,57 +49,41 @@ class OutboxJob:
             return value
 
         return cls(
-            data_source=taken(setting(settings.DATA_SOURCE_FILE)),
+            data_source=_data_source(setting(settings.DATA_SOURCE_FILE)),
             app_id=setting(settings.APP_ID),
             version=int(setting(settings.VERSION)),
             outbox=setting(settings.OUTBOX_TABLE),
         )
 
     def write(self, frame: DataFrame, *, order_by: str | Sequence[str], statements: Sequence[str] = ()) -> JobCommit:
-        """Write a DataFrame's rows: as events into the outbox, and by the job's statements into its business tables.
+        """Write a DataFrame by the data source `outbox`; `statements` become its `commitSql`.
 
-        The columns are those of Spark's Kafka sink: `topic`, `key`, `value`, and, where wanted, `headers` and
-        `partition`; any others are the job's own. `statements` (one SQL statement a string, no COMMIT) run in the same
-        transaction and read the view `staged`, which has all columns, `headers` as `header_keys` and `header_values`.
-        The events get their ids in the order of `order_by`, one column or several.
-
-        When the same `app_id` and `version` has committed before, nothing is run and the earlier commit is returned. So
-        a job writes once, all in one; a second `write` is an error.
-
-        Raises ConfigurationError for columns that don't fit; JobError when nothing was committed for a reason that the
-        job has to mend; StagingLostError when it only has to run again; OutboxMissingError, PostgresError; and Spark's
-        own errors when a task fails for good.
+        Raises JobError for a second write, OutboxMissingError, PostgresError, and Spark's own errors.
         """
         if self._commits:
             raise JobError(
                 "the job has written already, and its id commits once. Write all in one, or give a second OutboxJob "
                 "another app_id"
             )
-        order = [order_by] if isinstance(order_by, str) else list(order_by)
-        commit = self._write(frame, order_by=order, statements=list(statements))
+        earlier = self._found()
+        if earlier is None:
+            register(frame.sparkSession)
+            columns = [order_by] if isinstance(order_by, str) else order_by
+            options = {
+                "url": self.data_source,
+                "dbtable": self.outbox,
+                "txnAppId": self.app_id,
+                "txnVersion": str(self.version),
+                "orderBy": ", ".join('"' + column.replace('"', '""') + '"' for column in columns),
+                **({"commitSql": ";\n".join(statements)} if statements else {}),
+            }
+            frame.write.format("outbox").options(**options).mode("append").save()
+        commit = earlier or self._found()
+        if commit is None:
+            raise JobError(f"{self.app_id} has committed nothing. Look at the driver's log")
         self._commits.append(commit)
-        return commit
+        return commit if earlier else JobCommit(commit.ticket, commit.records, earlier=False)
 
-    def _write(self, frame: DataFrame, *, order_by: list[str], statements: list[str]) -> JobCommit:
-        name = OutboxName.parse(self.outbox)
-        commit_id = CommitId(self.app_id, self.version)
-        with closing(connect(self.data_source, purpose="spark driver")) as connection:
-            columns = dict(OutboxTable(connection, name).columns)
-            if (earlier := find_commit(connection, name, commit_id)) is not None:
-                return earlier
-            records = record_frame(frame, outbox=columns, order_by=order_by)
-            staging = prepare(records, connection, name)
-            staging.sweep()
-            staging.create()
-            commit = Commit(
-                connection=connection,
-                outbox=name,
-                outbox_columns=columns,
-                commit_id=commit_id,
-                order_by=order_by,
-                job_statements=statements,
-            )
-            try:
-                return commit.run(staging, staging.fill(records, self.data_source))
-            finally:
-                staging.drop()
+    def _found(self) -> JobCommit | None:
+        with closing(connect(self.data_source, purpose="spark driver", is_pooled=True)) as connection:
+            return find_commit(connection, OutboxName.parse(self.outbox), CommitId(self.app_id, self.version))

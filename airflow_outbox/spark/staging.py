@@ -1,159 +1,149 @@
-"""Staging: a table of one run that the run's tasks COPY their rows into.
+"""Staging: where rows wait, out of sight, until Spark has decided which task attempts count.
 
-The driver's session holds an advisory lock named after the table for as long as it works with it. So a table whose lock
-is free belongs to a dead run, and any later run may drop it.
+Each task attempt that has more than fits into its commit message makes a table of its own and fills it by one COPY, in
+one transaction. So an attempt leaves all of its rows or nothing, its rows keep their order, and none of them can be
+taken for another attempt's. A comment on the table says whose it is: that is how what nobody needs any more is known.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import psycopg
 from psycopg import sql
 
 from airflow_outbox.names import OutboxName
-from airflow_outbox.spark.columns import StagedColumn, staged_columns
+from airflow_outbox.spark.layout import Layout
+from airflow_outbox.spark.options import CommitId
 from airflow_outbox.sql import statements
 from airflow_outbox.table import connect, render, translated
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
 _MAX_IDENTIFIER_BYTES = 63
-_TOKEN_BYTES = 8
+_RUN_CHARACTERS = 8
+_ATTEMPT_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """What Spark accepted: the ids of the attempts, one a partition, and how many rows they staged together."""
+    """What one task attempt has staged: `count` rows, in `table`, or, where they are few, as lines in `inline`."""
 
-    attempts: Sequence[int]
     count: int
+    table: str | None
+    inline: tuple[bytes, ...]
 
 
-class Staging:
-    """The staging table of one run, over the driver's connection."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The write that stages: its outbox, the outbox's schema, a token of its own, and the id it will commit under."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], outbox: OutboxName, columns: Sequence[StagedColumn]
-    ) -> None:
-        self.columns = columns
-        self._connection = connection
-        self._outbox = outbox
-        self._schema = self._value("schema_of", outbox=outbox.text())
-        self._prefix = _prefix(outbox)
-        self._table = f"{self._prefix}{secrets.token_hex(_TOKEN_BYTES)}"
+    outbox: OutboxName
+    schema: str
+    token: str
+    commit_id: CommitId
+    is_stream: bool
+
+    def table(self, attempt: int) -> str:
+        """The staging table of a task attempt; Spark numbers the attempts of a driver, whatever job they are of."""
+        return f"{prefix(self.outbox)}{self.token}_{attempt:x}"
 
     @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self._schema, self._table)
+    def description(self) -> dict[str, Any]:
+        return {
+            "app_id": self.commit_id.app_id,
+            "version": self.commit_id.version,
+            "is_stream": self.is_stream,
+            "run": self.token,
+        }
 
-    @property
-    def column_names(self) -> sql.Composed:
-        return sql.SQL(", ").join(sql.Identifier(column.name) for column in self.columns)
 
-    def create(self) -> None:
-        """Make the table, claimed first, so that no other run takes it for a dead one's. Raises PostgresError."""
-        typed = (sql.SQL("{} {}").format(sql.Identifier(column.name), _type(column)) for column in self.columns)
-        self._value("claim_staging", staging=self._table)
-        self._execute("create_staging", staging=self.identifier, typed_columns=sql.SQL(", ").join(typed))
+def stage(
+    lines: Iterable[tuple[int, bytes]], *, run: Run, layout: Layout, inline_bytes: int, attempt: int, data_source: str
+) -> StagedRows:
+    """Stage the lines of one task attempt, given with how many rows each text holds. Raises PostgresError."""
+    count, held, held_bytes = 0, list[bytes](), 0
+    copy: Callable[[bytes], None] | None = None
+    table = run.table(attempt)
+    with ExitStack() as stack:
+        for rows, text in lines:
+            count += rows
+            held.append(text)
+            held_bytes += len(text)
+            if copy is None and held_bytes > inline_bytes:
+                copy = stack.enter_context(_copy(table, run, layout, data_source))
+            if copy is not None:
+                for each in held:
+                    copy(each)
+                held.clear()
+    return StagedRows(count, None if copy is None else table, tuple(held))
 
-    def fill(self, frame: DataFrame, data_source: str) -> StagedRows:
-        """Run the DataFrame, each task staging its rows. Raises what Spark raises when a task fails for good."""
-        copy = self._render("copy", staging=self.identifier, staged_columns=self.column_names).as_string(None)
-        plain = frame.toDF(
-            *(f"column_{place}" for place in range(len(self.columns)))
-        )  # mapInArrow fails on a name with a dot
-        accepted = plain.mapInArrow(_copier(data_source, copy), "attempt bigint, staged bigint").collect()
-        return StagedRows([row["attempt"] for row in accepted], sum(row["staged"] for row in accepted))
 
-    def drop(self) -> None:
-        """Drop the table; where that fails, as when a straggling task holds it, leave it to the next run."""
-        self._drop(self._table)
+@contextmanager
+def _copy(table: str, run: Run, layout: Layout, data_source: str) -> Iterator[Callable[[bytes], None]]:
+    staging = sql.Identifier(run.schema, table)
 
-    def sweep(self) -> None:
-        """Drop what dead runs have left beside this outbox."""
-        with translated(self._outbox):
-            tables = self._execute(
-                "staging_tables", values={"schema": _quoted(self._schema), "prefix": self._prefix}
-            ).fetchall()
-        for (table,) in tables:
-            if self._value("claim_left_over_staging", staging=table):
-                self._drop(table)
-                self._value("release_staging", staging=table)
+    def statement(name: str, **parts: sql.Composable) -> sql.Composed:
+        return render(statements("spark.sql")[name], run.outbox, staging=staging, **parts)
 
-    def _drop(self, table: str) -> None:
+    with (
+        closing(connect(data_source, purpose="spark task", is_pooled=True)) as connection,
+        translated(run.outbox),
+        connection.transaction(),
+    ):
+        *_, now = connection.execute(statement("begin_staging")).fetchone() or (0,)
+        connection.execute(statement("create_staging", typed_columns=typed_columns(layout)))
+        about = sql.Literal(json.dumps({**run.description, "created": now}))
+        connection.execute(statement("describe_staging", description=about))
+        copy = statement("copy", staged_columns=column_names(layout))
+        with connection.cursor().copy(copy) as rows:
+            yield rows.write
+
+
+def typed_columns(layout: Layout) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(cast("Any", column.type)))
+        for column in layout.sent
+    )
+
+
+def column_names(layout: Layout) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.sent)
+
+
+def drop(connection: psycopg.Connection[Any], run: Run, tables: Sequence[str]) -> None:
+    """Drop staging tables; where that fails, as when a straggling task holds one, leave it to a later run."""
+    for table in tables:
+        staging = sql.Identifier(run.schema, table)
         try:
-            with self._connection.transaction():
-                self._execute("wait_briefly")
-                self._execute("drop_staging", staging=sql.Identifier(self._schema, table))
+            with connection.transaction():
+                for name in ("wait_briefly", "drop_staging"):
+                    connection.execute(render(statements("spark.sql")[name], run.outbox, staging=staging))
         except psycopg.Error as error:
-            log.warning("%s is left to the next run: %s", table, error)
-
-    def _value(self, statement: str, **values: Any) -> Any:
-        with translated(self._outbox):
-            row = self._execute(statement, values=values).fetchone()
-        return row[0] if row else None
-
-    def _execute(
-        self, statement: str, *, values: dict[str, Any] | None = None, **parts: sql.Composable
-    ) -> psycopg.Cursor[Any]:
-        return self._connection.execute(self._render(statement, **parts), values)
-
-    def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
-        return render(statements("spark.sql")[statement], self._outbox, **parts)
+            log.warning("%s is left to a later run: %s", table, error)
 
 
-def prepare(frame: DataFrame, connection: psycopg.Connection[Any], outbox: OutboxName) -> Staging:
-    """The staging table for a DataFrame's columns, not made yet. Raises ConfigurationError, PostgresError."""
-    return Staging(connection, outbox, staged_columns(frame))
+def sweep(connection: psycopg.Connection[Any], run: Run, *, ttl_seconds: int) -> None:
+    """Drop what this run, and runs that have ended one way or another, have left beside the outbox."""
+    values = {
+        "schema": sql.Identifier(run.schema).as_string(None),
+        "prefix": prefix(run.outbox),
+        "run": run.token,
+        "ttl": ttl_seconds,
+    }
+    with translated(run.outbox):
+        query = render(statements("spark.sql")["staging_tables"], run.outbox)
+        tables = [name for (name,) in connection.execute(query, values).fetchall()]
+    drop(connection, run, tables)
 
 
-def _copier(data_source: str, copy: str) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
-    """What a task runs: all its rows in one COPY and one transaction, so that an attempt stages all of them or none.
-
-    The data source travels to the tasks inside this function, as Spark sends code to its workers: it is in no property,
-    argument or environment, and so not in Spark's UI.
-    """
-
-    def stage(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-        import pyarrow
-        from pyspark import TaskContext
-
-        attempt = cast("Any", TaskContext.get()).taskAttemptId()
-        staged = 0
-        with (
-            closing(connect(data_source, purpose="spark task")) as connection,
-            connection.transaction(),
-            connection.cursor().copy(cast("Any", copy)) as rows,
-        ):
-            for batch in batches:
-                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    rows.write_row((*row, attempt))
-                staged += batch.num_rows
-        yield pyarrow.RecordBatch.from_pydict({"attempt": [attempt], "staged": [staged]})
-
-    return stage
-
-
-def _prefix(outbox: OutboxName) -> str:
+def prefix(outbox: OutboxName) -> str:
     """How the names of an outbox's staging tables begin, so that the whole stays within what Postgres allows."""
     suffix = "_staging_"
-    room = _MAX_IDENTIFIER_BYTES - len(suffix) - 2 * _TOKEN_BYTES
+    room = _MAX_IDENTIFIER_BYTES - len(suffix) - _RUN_CHARACTERS - len("_") - _ATTEMPT_CHARACTERS
     return outbox.table.encode()[:room].decode(errors="ignore") + suffix
-
-
-def _quoted(name: str) -> str:
-    return sql.Identifier(name).as_string(None)
-
-
-def _type(column: StagedColumn) -> sql.SQL:
-    return sql.SQL(cast("Any", column.type))

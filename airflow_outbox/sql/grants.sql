@@ -21,7 +21,7 @@ GRANT SELECT, UPDATE ON {leader} TO {role};
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {leader}, {commits}, {adoptions} TO {role};
+GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted} TO {role};
 
 -- job --
 -- For a job that commits once under an id, beside what `stash` allows: its staging tables and the list of commits.

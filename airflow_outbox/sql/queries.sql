@@ -49,7 +49,7 @@ SET LOCAL lock_timeout = '1s'
 -- it is empty, are the only views that may be followed. The history is recorded by the first leader of an incarnation.
 UPDATE {leader} AS fence
 SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
-    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0,
+    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0, beats = beats + 1,
     system_identifier = coalesce(fence.system_identifier, present.system_identifier),
     timeline = coalesce(fence.timeline, present.timeline),
     table_oid = coalesce(fence.table_oid, present.table_oid)
@@ -72,8 +72,8 @@ SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, inc
        ledger_topic_id, witnessed_batch, ledger_offset, highest_id,
        CASE WHEN sequence IS NULL THEN 9223372036854775807
             WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END,
-       pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-       {newest_transaction_id}
+       beats, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       {newest_transaction_id}, halted
 FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 
@@ -212,6 +212,36 @@ SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint
 -- Writes a message that nobody reads: the commit of this statement brings Postgres' log on disk up to here.
 SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
+-- adopt --
+-- Accepts the present history, if the fence is this view's: a new incarnation, and the witness as given. The other statements of an
+-- adoption follow in the same transaction.
+UPDATE {leader} AS fence
+SET incarnation = incarnation + 1, halted = NULL, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
+    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
+    system_identifier = (pg_control_system()).system_identifier,
+    timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+    table_oid = to_regclass(%(outbox)s)::oid
+WHERE shard = %(shard)s AND view = %(view)s
+RETURNING incarnation, highest_id
+
+-- halt --
+-- Stops harvesting until an operator adopts, whoever leads: the difference that was found may not show any more by the next look.
+UPDATE {leader} SET halted = %(reason)s WHERE shard = %(shard)s AND view = %(view)s
+
+-- adopt_transactions --
+-- Gives records whose transaction has not begun yet in this database the id of this transaction.
+UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+
+-- adopt_sequence --
+-- Lets the sequence of the ids go on above all that was published.
+SELECT setval(sequence, greatest(%(highest_id)s, coalesce(pg_sequence_last_value(sequence), 0), 1))
+FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
+WHERE sequence IS NOT NULL
+
+-- note_adoption --
+-- Records what was accepted, when, by whom and why.
+INSERT INTO {adopted} (incarnation, differences, reason) VALUES (%(incarnation)s, %(differences)s, %(reason)s)
+
 -- holds_fence --
 -- Whether the fence is this view's. Locks nothing.
 SELECT view IS NOT DISTINCT FROM %(view)s FROM {leader} WHERE shard = %(shard)s
@@ -240,13 +270,14 @@ SELECT EXISTS (SELECT FROM fence)
 -- another view's.
 UPDATE {leader}
 SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s,
+    beats = beats + 1,
     witnessed_batch = coalesce(%(batch)s, witnessed_batch), ledger_offset = coalesce(%(offset)s, ledger_offset),
     highest_id = coalesce(%(highest_id)s, highest_id)
 FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass(%(outbox)s)::oid::bigint,
     CASE WHEN sequence IS NULL THEN 9223372036854775807
-         WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END
+         WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END, beats
 
 -- note_error --
 -- Leaves the reason why this view could not go on where `check` and an operator find it.

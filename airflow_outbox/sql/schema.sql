@@ -44,11 +44,13 @@ CREATE TABLE {leader} (
     ledger_topic_id   TEXT,
     witnessed_batch   BIGINT NOT NULL DEFAULT 0,
     ledger_offset     BIGINT NOT NULL DEFAULT 0,
-    highest_id        BIGINT NOT NULL DEFAULT 0
+    highest_id        BIGINT NOT NULL DEFAULT 0,
+    beats             BIGINT NOT NULL DEFAULT 0,
+    halted            TEXT
 );
 
 -- What operators have accepted of another history, one row an incarnation.
-CREATE TABLE {adoptions} (
+CREATE TABLE {adopted} (
     incarnation INTEGER PRIMARY KEY,
     adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
     adopted_by  TEXT NOT NULL DEFAULT current_user,

@@ -17,7 +17,7 @@ from airflow_outbox.table import MarkedRecord
 
 TOPICS = 2
 KEYS = 6
-_FLUSH_INTERVAL = 0.4
+_FLUSH_INTERVAL = 1.5
 
 
 class Applications:

@@ -46,6 +46,8 @@ class Committed:
                     for record in records:
                         found.lanes[record.topic, record.key].append(record.value)
                         values[record.id] = record.value
+            elif change == "exchange":
+                values.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         return found

@@ -18,7 +18,7 @@ from simulation.network import Link, Network
 
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
 
-HEARTBEAT_INTERVAL = 0.2
+HEARTBEAT_INTERVAL = 0.3
 _CHECK_INTERVAL = 0.5
 
 
@@ -115,7 +115,7 @@ class SimulatedElection:
         self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
         self._released = True
         self._letting_go = False
-        self._is_in = False
+        self._is_in = self._is_closed = False
         self._next_arrival = 0.0
         self._polling: asyncio.Task[None] | None = None
 
@@ -123,6 +123,8 @@ class SimulatedElection:
         return self._candidate.standing
 
     async def changes(self) -> AsyncIterator[tuple[int, Change]]:
+        if self._is_closed:
+            return
         self._polling = asyncio.create_task(self._poll())
         self.rejoin()
         while (change := await self._changes.get()) is not None:
@@ -143,11 +145,12 @@ class SimulatedElection:
         self._change(self._candidate.revoked(reason))
 
     def rejoin(self) -> None:
-        self._is_in = True
-        self._send(self._group.join)
+        if not self._is_closed:
+            self._is_in = True
+            self._send(self._group.join)
 
     async def close(self) -> None:
-        self._is_in = False
+        self._is_closed, self._is_in = True, False
         if self._polling is not None:
             self._polling.cancel()
         self._send(self._group.leave)

@@ -7,10 +7,11 @@ compacted; messages are lost and late. Then all trouble ends, and everything has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulation.ambush import SUCCESSION, WORK, Ambush, Strike
 from simulation.applications import Applications
 from simulation.checker import complaints
 from simulation.kafka import LEDGER
@@ -19,7 +20,10 @@ from simulation.world import SOUND, Design, Member, World
 
 from airflow_outbox.errors import HistoryError
 
+_TROUBLE = 0.02
 _ACTS = 10
+_AMBUSHES = 4
+_LONGEST_STOP = 8.0
 _MEMBERS = 3
 _PATIENCE = 90.0  # the longest that draining may take once trouble has ended, in seconds
 _AFTERMATH = 20.0  # by then nothing is on its way any more, in seconds
@@ -39,12 +43,13 @@ class Outcome:
 class History:
     """One history of a world."""
 
-    def __init__(self, world: World, design: Design, *, acts: int = _ACTS, transactions: int = 30) -> None:
+    def __init__(self, world: World, design: Design, *, focused: bool, transactions: int = 45) -> None:
         self.world = world
         self.design = design
         self.members: list[Member] = []
         self.steps: list[str] = []
-        self._acts = acts
+        self.ambush: Ambush | None = None
+        self._focused = focused
         self._transactions = transactions
         self._background: list[asyncio.Task[Any]] = []
 
@@ -56,9 +61,7 @@ class History:
         self._start()
         writing = asyncio.create_task(applications.run())
         flushing = asyncio.create_task(applications.flush_now_and_then())
-        for _ in range(self._acts):
-            await asyncio.sleep(2.5 * world.random.random())
-            self._act()
+        await self._disturb()
         await self._heal()
         await writing
         drained = await self._drain()
@@ -66,25 +69,56 @@ class History:
         flushing.cancel()
         await asyncio.sleep(_AFTERMATH)
         world.database.flush()
-        found = [] if drained else [f"stuck: {len(world.database.state.rows)} records left"]
-        return found + self._judge(drained=drained)
+        return self.judge(drained=drained)
 
-    def _judge(self, *, drained: bool) -> list[str]:
-        exactly_once = self.design.delivery == "exactly_once"
+    async def _disturb(self) -> None:
+        if self._focused:
+            await self._be_ambushed()
+        else:
+            await self._live()
+
+    async def _live(self) -> None:
+        """Anything may happen at any time."""
+        for _ in range(_ACTS):
+            await asyncio.sleep(2.5 * self.world.random.random())
+            self._act()
+
+    async def _be_ambushed(self) -> None:
+        """One thing happens at a time, to members at work."""
+        for _ in range(_AMBUSHES):
+            await asyncio.sleep(3 * self.world.random.random())
+            self._ambush()
+            deadline = asyncio.get_running_loop().time() + 2 * _LONGEST_STOP
+            while self.ambush and not self.ambush.is_over and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0.25)
+            if len(self.world.members) < 2:
+                self._start()
+
+    def judge(self, *, drained: bool) -> list[str]:
+        """What was wrong. `drained` tells whether everything was published in time."""
         found = complaints(
             self.world.database,
             self.world.broker,
-            exactly_once=exactly_once,
+            exactly_once=self.design.delivery == "exactly_once",
             atomic=self.design.atomic,
             drained=drained,
         )
+        if not drained:
+            found.append(f"stuck: {len(self.world.database.state.rows)} records left")
         for member in self.members:
-            if member.running.done() and not member.running.cancelled() and member.running.exception():
-                found.append(f"bug: {member.running.exception()!r}")
-            for event in member.events:
-                if HistoryError.REMEDY in str(event.fields.get("error")):
-                    found.append(f"false alarm: {event.fields['error']}")
-        return found
+            found += _duels(member)
+            found += [f"false alarm: {error}" for error in history_errors(member)]
+        return found + self.bugs()
+
+    def bugs(self) -> list[str]:
+        """What has ended members, and is no error of the outbox's."""
+        ended = [member.running for member in self.members if member.running.done() and not member.running.cancelled()]
+        return [f"bug: {running.exception()!r}" for running in ended if running.exception()]
+
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        state = self.world.database.state
+        return not state.rows and not state.open
 
     def _act(self) -> None:
         acts = (
@@ -99,6 +133,7 @@ class History:
             self._crash,
             self.world.group.rebalance,
             self._compact,
+            *(self._ambush,) * 6,
         )
         act = self.world.random.choice(acts)
         self.steps.append(f"{asyncio.get_running_loop().time():.2f} {act.__name__.strip('_')}")
@@ -110,15 +145,11 @@ class History:
 
     def _kill(self) -> None:
         self._drawn().kill()
-        if not self.world.members:
-            self._start()
 
     def _stop(self) -> None:
         member = self._drawn()
         if not member.process.stopped:
             self._background.append(member.stop())
-            if not self.world.members:
-                self._start()
 
     def _freeze(self) -> None:
         member = self._drawn()
@@ -146,6 +177,23 @@ class History:
 
             self._after(1.5, come_up)
 
+    def _ambush(self) -> None:
+        if self.ambush is not None:
+            if self.ambush.victim is not None and not self.ambush.is_over:
+                return
+            self.ambush.call_off()
+        draw, fraction = self.world.random.choice, self.world.random.random
+        strike = draw((Strike.STOP, Strike.STOP, Strike.STOP, Strike.KILL, Strike.CUT, Strike.LOSE, Strike.CRASH))
+        self.ambush = Ambush(
+            self.world,
+            at=draw(WORK[strike]),
+            strike=strike,
+            until=draw(SUCCESSION),
+            longest=_LONGEST_STOP,
+            delay=draw((0.0, 0.0, 2.0, 8.0)) * fraction(),
+            crash=self._crash,
+        )
+
     def _compact(self) -> None:
         ledger = self.world.broker.partition(LEDGER)
         limit = self.world.random.randrange(ledger.end + 1)
@@ -154,6 +202,8 @@ class History:
         ledger.compact(limit, forget_tombstones_before=(oldest + newest) // 2)
 
     def _drawn(self) -> Member:
+        if not self.world.members:
+            self._start()
         return self.world.random.choice(self.world.members)
 
     def _after(self, longest: float, act: Callable[[], None]) -> None:
@@ -165,31 +215,54 @@ class History:
 
     async def _heal(self) -> None:
         self.world.network.trouble = 0.0
+        if self.ambush is not None:
+            self.ambush.call_off()
         if not self.world.members:
             self._start()
         await asyncio.gather(*self._background)
+        if self.world.random.random() < 0.5:  # whatever the last leader has left has to be of use to another
+            self._kill()
+            self._start()
 
     async def _drain(self) -> bool:
-        state, loop = self.world.database, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE
-        while state.state.rows or state.state.open:
+        while not self.has_ended():
             if loop.time() > deadline:
                 return False
             await asyncio.sleep(0.25)
         return True
 
 
-def simulated(seed: int, design: Design = SOUND, *, trouble: float = 0.02) -> Outcome:
+def history_errors(member: Member) -> Iterator[str]:
+    """What a member has said about another history."""
+    for event in member.events:
+        if HistoryError.REMEDY in (error := str(event.fields.get("error"))):
+            yield error
+
+
+def _duels(member: Member) -> Iterator[str]:
+    """After being fenced, or asked to stand by, a member takes over no more until it is elected again."""
+    elected = False
+    for event in member.events:
+        if event.name in ("elected", "stood_by", "fenced"):
+            elected = event.name == "elected"
+        elif event.name == "view" and not elected:
+            yield f"duel: {event.fields['view']}"
+
+
+def simulated(seed: int, design: Design = SOUND, kind: type[History] = History) -> Outcome:
     """Live through the history of a seed."""
 
     async def live() -> Outcome:
-        world = World(seed, trouble=trouble * (seed % 4 > 0), latency=(0.005, 0.05)[seed % 2])
+        focused = seed % 2 == 0
+        world = World(seed, trouble=_TROUBLE * (seed % 8 > 1), latency=(0.005, 0.05)[seed // 2 % 2])
         world.broker.marking_time = world.network.latency * 4
-        history = History(world, design)
+        history = kind(world, design, focused=focused)
         found = await history.run()
-        published = sum(len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER)
+        published = sum(
+            len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER
+        )
         return Outcome(seed, found, published, asyncio.get_running_loop().time(), history.steps)
 
     return simulate(live())
-
-

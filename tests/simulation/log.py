@@ -99,7 +99,9 @@ class SimulatedTransactionalLog:
         """A producer that is gone leaves its transaction open, until it is fenced or the coordinator's time is up."""
 
     async def _produce(self, name: str, place: Place, records: list[tuple[Any, Any]]) -> int:
-        offset: int = await self._ask(name, lambda: self._broker.produce(self.transactional_id, self._epoch, place, records))
+        offset: int = await self._ask(
+            name, lambda: self._broker.produce(self.transactional_id, self._epoch, place, records)
+        )
         return offset
 
     async def _ask(self, name: str, effect: Callable[[], Any]) -> Any:
@@ -146,9 +148,7 @@ class SimulatedLog:
         else:
             place = place_of(record.topic, record.key, record.partition)
             try:
-                await self._link.ask(
-                    "send", lambda answer: answer.give(self._broker.append(place, record.key, record))
-                )
+                await self._link.ask("send", lambda answer: answer.give(self._broker.append(place, record.key, record)))
             except KafkaError as error:
                 problem = str(error)
         self._reports.append(Delivery(record, PublishError(f"record {record.id}: {problem}") if problem else None))

@@ -17,9 +17,10 @@ from simulation.loop import ELSEWHERE
 
 Effect = Callable[["Answer"], None]
 """What a question does at the server, which answers some time."""
-Watch = Callable[[str, str], None]
-"""Told the name of every question, and what comes of it: `asked`, `answered`."""
+Watch = Callable[[str, str], float]
+"""Told the name of every question, and what comes of it: `asked`, `answered`; how much longer to let it travel."""
 
+LOST = float("inf")
 _LATE = 15.0  # the latest that a question whose client gave up takes effect, in seconds
 _DELAYS = (1, 1, 1, 1, 2, 5)  # in latencies
 
@@ -62,10 +63,9 @@ class Answer:
 
     def _send(self, arrive: Callable[[Any], None], value: object) -> None:
         link = self._link
-        if link.watch is not None:
-            link.watch(self._name, "answered")
-        if not self._lost and not link.cut:
-            asyncio.get_running_loop().call_later(link.network.delay(), arrive, value, context=ELSEWHERE)
+        longer = link.watch(self._name, "answered")
+        if not self._lost and not link.cut and longer < LOST:
+            asyncio.get_running_loop().call_later(link.network.delay() + longer, arrive, value, context=ELSEWHERE)
 
     def _settle(self, value: object) -> None:
         if not self._future.done():
@@ -82,17 +82,16 @@ class Link:
     def __init__(self, network: Network, unreachable: Callable[[str], Exception], *, patience: float) -> None:
         self.network = network
         self.cut = False
-        self.watch: Watch | None = None
+        self.watch: Watch = lambda name, phase: 0.0
         self._unreachable = unreachable
         self._patience = patience
 
     async def ask(self, name: str, effect: Effect) -> Any:
         network, loop = self.network, asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        if self.watch is not None:
-            self.watch(name, "asked")
-        there, lost, patience = network.delay(), False, self._patience
-        if self.cut:
+        longer = self.watch(name, "asked")
+        there, lost, patience = network.delay() + longer, False, self._patience
+        if self.cut or longer == LOST:
             there, patience = -1.0, patience * network.random.random()
         elif network.unlucky():
             patience = min(patience, 3 * network.random.random())

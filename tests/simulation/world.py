@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Any
 from uuid import UUID
 
 from simulation.group import Group, SimulatedElection
 from simulation.kafka import Broker
 from simulation.log import SimulatedLog, SimulatedTransactionalLog, kafka_link
 from simulation.loop import Process
-from simulation.network import Network
+from simulation.network import Link, Network
 from simulation.postgres import Database
 from simulation.statements import Server
 from simulation.table import SimulatedTable
@@ -49,10 +48,11 @@ class World:
         self.database = Database(self.tick)
         self.server = Server(self.database, self.random, slowness=latency)
         self.broker = Broker(self.random, self.tick, transaction_timeout=TRANSACTION_TIMEOUT)
-        self.group = Group(
-            self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout
-        )
+        self.group = Group(self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout)
         self.members: list[Member] = []
+        self.watch: Callable[[Member, str, str], float] | None = None
+        """Told the name of every question of every member, and whether it is `asked` or `answered`; how many seconds it
+        is to travel longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,17 @@ class Member:
             events=lambda event, /, **fields: self.events.append(Event(event, fields)),
             new_view=lambda: UUID(int=world.random.getrandbits(128), version=4),
         )
+        for link in self.links:
+            link.watch = self._watch
         self.running = asyncio.create_task(self.harvester.run())
 
     @property
-    def links(self) -> tuple[Any, Any]:
+    def links(self) -> tuple[Link, Link]:
         """To Postgres and to Kafka."""
         return self.table.link, self._kafka
+
+    def _watch(self, name: str, phase: str) -> float:
+        return 0.0 if self.world.watch is None else self.world.watch(self, name, phase)
 
     def kill(self) -> None:
         self.process.kill()

@@ -21,13 +21,13 @@ LAYERS = [
     {"cli"},
     AIRFLOW_ROOMS,
     {"spark"},
-    {"check", "status", "pump"},
+    {"adopt", "check", "status", "pump"},
     {"acls"},
     {"harvest"},
     {"schema"},
     {"stash"},
     {"table"},
-    {"names", "records", "sql"},
+    {"fence", "names", "pages", "records", "sql"},
     {"errors"},
 ]
 
@@ -71,7 +71,7 @@ def test_only_airflows_rooms_import_airflow_and_only_sparks_import_pyspark() -> 
 
 
 def test_decisions_do_no_io() -> None:
-    allowed = {"__future__", "airflow_outbox", "collections", "dataclasses", "enum", "typing", "uuid"}
+    allowed = {"__future__", "airflow_outbox", "collections", "dataclasses", "enum", "json", "typing", "uuid"}
     for path in (PACKAGE / "harvest" / "protocol").glob("*.py"):
         assert {name.split(".")[0] for name in imports(path)} <= allowed, path
 

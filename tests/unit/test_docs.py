@@ -21,6 +21,7 @@ from airflow_outbox.cli import main
 from airflow_outbox.harvest.config import HarvestConfig, Limits
 from airflow_outbox.harvest.goharvest import GoharvestFile
 from airflow_outbox.harvest.settings import names
+from airflow_outbox.spark.options import OPTION_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "airflow_outbox"
@@ -165,6 +166,11 @@ def defaults(model: Any, *, prefix: str = "", except_for: Iterable[str] = ()) ->
         return "`null`" if default is None else f"`{default}`"
 
     return {prefix + name: written(field) for name, field in model.model_fields.items() if name not in set(except_for)}
+
+
+def test_every_option_of_a_spark_write_is_in_the_reference() -> None:
+    rows = [row[0] for row in table_rows(DOCS / "reference" / "spark.md") if row[0] != "option"]
+    assert [name for row in rows for name in _CODE.findall(row)] == list(OPTION_NAMES)
 
 
 def test_goharvests_settings_are_goharvests() -> None:

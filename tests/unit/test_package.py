@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
-from hatchling.build import build_wheel
+from hatchling.build import build_editable, build_wheel
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -91,7 +94,25 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
     assert {"airflow_outbox/sql/schema.sql", "airflow_outbox/sql/queries.sql"} <= statements
     assert any(path.startswith("airflow_outbox/sql/migrations/") for path in statements)
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    modules ^= {"airflow_outbox/spark/pyspark_outbox.py", "pyspark_outbox.py"}
     assert packed == {*modules, *statements, "airflow_outbox/py.typed"}
+
+
+def test_spark_finds_the_data_source_at_the_top_level(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Of what is installed, in a checkout's environment, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        editable = zipfile.ZipFile(tmp_path / build_editable(str(tmp_path)))
+    for archive, folder in ((wheel, "whole"), (editable, "editable")):
+        archive.extractall(tmp_path / folder)
+        code = (
+            "import pyspark_outbox, sys; from pyspark.sql.worker.lookup_data_sources import iter_modules;"
+            "assert 'airflow' not in sys.modules; assert 'pyspark_outbox' in {info.name for info in iter_modules()};"
+            "print(pyspark_outbox.__file__, pyspark_outbox.DefaultSource.name())"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / folder), str(ROOT)])}
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
+        assert found.stdout.split() == [str(tmp_path / folder / "pyspark_outbox.py"), "outbox"], found.stderr
 
 
 def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 from uuid import UUID
 
-from airflow_outbox.errors import HistoryError
+from airflow_outbox.errors import HistoryError, SchemaVersionError
 from airflow_outbox.records import Snapshot
 
 HEAD = "head"
@@ -90,7 +90,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far the ledger is: see the module's description. `kept` are entries that stand: number and chunks."""
+    """How far the ledger is: see the module's description.
+
+    `beats` is how often leaders had written the fence row by then, `kept` are the entries that stand: number and
+    chunks.
+    """
 
     outbox_id: UUID
     incarnation: int
@@ -98,6 +102,7 @@ class Head:
     batch: int
     witnessed: int
     highest_id: int
+    beats: int
     kept: tuple[tuple[int, int], ...] = ()
 
     def record(self) -> LedgerRecord:
@@ -121,7 +126,7 @@ class Ledger:
     def read(cls, *, topic_id: str, end: int, records: Iterable[tuple[int, str, str | None]]) -> Self:
         """Make sense of committed records (offset, key, value), oldest first.
 
-        Raises HistoryError for what this release can't understand.
+        Raises HistoryError for what no release has written, SchemaVersionError for what a later one has.
         """
         latest: dict[str, str | None] = {}
         head_offset = 0
@@ -140,9 +145,7 @@ class Ledger:
             parsed = None if head is None else _head(_parsed(HEAD, head))
             return cls(topic_id, end, parsed, head_offset, tuple(entries))
         except (KeyError, TypeError, ValueError) as error:
-            raise HistoryError(
-                f"the ledger holds what no release has written: {error!r}. {HistoryError.REMEDY}"
-            ) from error
+            raise HistoryError(f"the ledger holds what no release has written ({error!r})") from error
 
 
 def chunk_key(batch: int, chunk: int) -> str:
@@ -194,6 +197,7 @@ def _head(values: dict[str, Any]) -> Head:
         batch=int(values["batch"]),
         witnessed=int(values["witnessed"]),
         highest_id=int(values["highest_id"]),
+        beats=int(values["beats"]),
         kept=tuple((int(batch), int(chunks)) for batch, chunks in values["kept"]),
     )
 
@@ -203,9 +207,9 @@ def _parsed(key: str, value: str) -> dict[str, Any]:
         parsed = json.loads(value)
         version = parsed["format"]
     except (ValueError, TypeError, KeyError) as error:
-        raise HistoryError(f"the ledger's record {key} is none of ours. {HistoryError.REMEDY}") from error
+        raise HistoryError(f"the ledger's record {key} is none of ours") from error
     if version != FORMAT:
-        raise HistoryError(
+        raise SchemaVersionError(
             f"the ledger's record {key} is of format {version}, this release knows {FORMAT}: "
             "install a newer airflow-outbox"
         )

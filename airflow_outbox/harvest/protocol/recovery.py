@@ -11,8 +11,13 @@ What is compared:
   leader of this incarnation found. A promotion changes the timeline, a table made anew the oid;
 - the sequence of the ids against the highest id ever published, and the transaction ids of the records against the
   database's own: TRUNCATE … RESTART IDENTITY, setval, rows loaded from another database's dump;
+- how often leaders have written the fence row (its *beats*, one a second at least) against what the ledger says of it:
+  a restore brings back a row that was written less often;
 - the *witness* that the fence row holds against the ledger: a restore brings back a fence row that knows less than the
   ledger says it did; a ledger that is lost, shortened or exchanged knows less than the fence row, or has another id.
+
+A difference that was found once is kept in the fence row (`halted`): ids and transaction ids that were set back grow
+on, and the next look might find them beyond what was published. Only an operator ends that.
 
 `airflow-outbox adopt` raises the incarnation after an operator has accepted a difference. It sets the witness to where
 the ledger is then, so that no entry of an older incarnation purges anything.
@@ -41,44 +46,20 @@ class Recovery:
     kept: tuple[tuple[int, int], ...]
 
 
-def require_history(fence: Fence) -> None:
-    """Raise HistoryError unless the database goes on from where it was harvested."""
-    recorded, present, witness = fence.recorded, fence.present, fence.witness
-    if recorded.system_identifier != present.system_identifier:
-        raise _another("this is another database cluster than the one that was harvested")
-    if recorded.timeline != present.timeline:
-        raise _another(
-            f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
-            "a replica was promoted, or a backup restored"
-        )
-    if recorded.table_oid != present.table_oid:
-        raise _another("the outbox's table was dropped and made anew")
-    if fence.last_drawn < witness.highest_id:
-        raise _another(
-            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
-        )
-    if fence.newest_transaction_id >= fence.next_transaction_id:
-        raise _another(
-            f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
-            "another database, or written into transaction_id"
-        )
-
-
 def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
     """Raise HistoryError when the table was exchanged, or its ids set back, since the take-over."""
     if pulse.table_oid != fence.present.table_oid:
-        raise _another("the outbox's table was dropped and made anew")
+        raise HistoryError("the outbox's table was dropped and made anew")
     if pulse.last_drawn < highest_id:
-        raise _another(
+        raise HistoryError(
             f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back"
         )
 
 
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
     """What to complete, and where to go on. Raises HistoryError."""
-    require_history(fence)
-    for difference in _differences(fence, ledger):
-        raise _another(difference)
+    for difference in differences(fence, ledger):
+        raise HistoryError(difference)
     head, witness = ledger.head, fence.witness
     if head is None:
         return Recovery(replace(witness, topic_id=ledger.topic_id), (), ())
@@ -89,19 +70,45 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
     )
 
 
-def _differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
+def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
+    """Why database and ledger do not tell of one history, in words; nothing when they do."""
+    if fence.halted is not None:
+        yield fence.halted
+        return
+    yield from _differences_of_databases(fence)
     witness, head = fence.witness, ledger.head
     if witness.topic_id is None:
         if head is not None:
             yield "the ledger was written before this database ever had one"
-        return
-    if witness.topic_id != ledger.topic_id:
+    elif witness.topic_id != ledger.topic_id:
         yield "the ledger's topic was deleted and made anew"
     elif head is None:
         if witness.batch > 0 or witness.offset > ledger.end:
             yield f"the ledger is empty, and batch {witness.batch} was in it"
     else:
         yield from _differences_of_heads(fence, head, ledger)
+
+
+def _differences_of_databases(fence: Fence) -> Iterator[str]:
+    recorded, present, witness = fence.recorded, fence.present, fence.witness
+    if recorded.system_identifier != present.system_identifier:
+        yield "this is another database cluster than the one that was harvested"
+    if recorded.timeline != present.timeline:
+        yield (
+            f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
+            "a replica was promoted, or a backup restored"
+        )
+    if recorded.table_oid != present.table_oid:
+        yield "the outbox's table was dropped and made anew"
+    if fence.last_drawn < witness.highest_id:
+        yield (
+            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
+        )
+    if fence.newest_transaction_id >= fence.next_transaction_id:
+        yield (
+            f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
+            "another database, or written into transaction_id"
+        )
 
 
 def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
@@ -120,6 +127,8 @@ def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[
             f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
             "it was restored to an earlier time"
         )
+    elif head.beats > fence.beats:
+        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
     elif fence.last_drawn < head.highest_id:
         yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
     else:
@@ -136,7 +145,3 @@ def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterato
             yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
         elif entry.snapshot.xmax > fence.next_transaction_id:
             yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
-
-
-def _another(difference: str) -> HistoryError:
-    return HistoryError(f"{difference}. {HistoryError.REMEDY}")

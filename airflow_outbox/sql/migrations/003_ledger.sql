@@ -9,12 +9,14 @@ ALTER TABLE {leader}
     ADD COLUMN ledger_topic_id   TEXT,
     ADD COLUMN witnessed_batch   BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN ledger_offset     BIGINT NOT NULL DEFAULT 0,
-    ADD COLUMN highest_id        BIGINT NOT NULL DEFAULT 0;
+    ADD COLUMN highest_id        BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN beats             BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN halted            TEXT;
 
 -- What was harvested by an earlier release was harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
 
-CREATE TABLE {adoptions} (
+CREATE TABLE {adopted} (
     incarnation INTEGER PRIMARY KEY,
     adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
     adopted_by  TEXT NOT NULL DEFAULT current_user,

@@ -7,7 +7,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from pyspark.sql import SparkSession
+from integration.spark.shop import Shop, orders
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.spark import register
+from airflow_outbox.table import connect
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +26,23 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.memory", "1g")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "4")
         .getOrCreate()
     )
+    register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def shop(database: str) -> Iterator[Shop]:
+    with connect(database, purpose="test") as connection:
+        init_outbox(connection, OutboxName.parse("outbox"))
+        connection.execute("CREATE TABLE orders (number bigint PRIMARY KEY, customer text)")
+        yield Shop(database, connection)
+
+
+@pytest.fixture(name="orders")
+def orders_frame(spark: SparkSession) -> DataFrame:
+    """Records in four partitions and no order."""
+    return orders(spark)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from airflow_outbox.names import OutboxName
-from airflow_outbox.spark.staging import _MAX_IDENTIFIER_BYTES, _TOKEN_BYTES, _prefix
+from airflow_outbox.spark.options import CommitId
+from airflow_outbox.spark.staging import Run
 
 
 @pytest.mark.parametrize("table", ["outbox", "x" * 55, '"' + "ü" * 27 + '"'])
 def test_a_name_keeps_within_the_limit(table: str) -> None:
-    prefix = _prefix(OutboxName.parse(table))
-    assert prefix.endswith("_staging_")
-    assert len(prefix.encode()) + 2 * _TOKEN_BYTES <= _MAX_IDENTIFIER_BYTES
+    run = Run(OutboxName.parse(table), "public", "0123abcd", CommitId("job", 0), is_stream=False)
+    assert len(run.table(2**63 - 1).encode()) <= 63
 
 
 def test_a_name_begins_like_the_outbox() -> None:
-    assert _prefix(OutboxName.parse("shop.events")) == "events_staging_"
+    run = Run(OutboxName.parse("shop.events"), "shop", "0123abcd", CommitId("job", 0), is_stream=False)
+    assert run.table(31) == "events_staging_0123abcd_1f"

@@ -1,0 +1,72 @@
+"""The batch writer: one write, one commit."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from airflow_outbox.errors import JobError
+from airflow_outbox.spark.commit import find_commit
+from airflow_outbox.spark.layout import Layout
+from airflow_outbox.spark.options import INLINE_BYTES, CommitId, WriteOptions
+from airflow_outbox.spark.staging import Run, StagedRows, sweep
+from airflow_outbox.spark.writer import AttemptMessage, abandon, commit_attempts, planned, write_attempt
+from airflow_outbox.table import connect
+
+
+@dataclass(frozen=True)
+class BatchWriter(DataSourceArrowWriter):
+    """Writes once; `is_done` when an earlier try of the same id has committed, and nothing is left to do.
+
+    `wrote` is a file that this driver makes when it has committed under the id that its session has for it.
+    """
+
+    run: Run
+    layout: Layout
+    options: WriteOptions = field(repr=False)
+    is_done: bool = False
+    wrote: Path | None = None
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        if self.is_done:
+            return AttemptMessage(0, StagedRows(0, None, ()))
+        limit = INLINE_BYTES if self.options.inline_bytes is None else self.options.inline_bytes
+        return write_attempt(iterator, run=self.run, layout=self.layout, options=self.options, inline_bytes=limit)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self.is_done:
+            return
+        commit_attempts(messages, run=self.run, layout=self.layout, options=self.options)
+        if self.wrote is not None:
+            self.wrote.touch()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if not self.is_done:
+            abandon(messages, run=self.run, options=self.options)
+
+
+def batch_writer(schema: StructType, options: WriteOptions, *, wrote: Path | None = None) -> BatchWriter:
+    """The writer of a DataFrame with this schema.
+
+    Raises ConfigurationError, OutboxMissingError, PostgresError; JobError for a second write under the session's id.
+    """
+    commit_id = options.commit_id or CommitId(f"spark/{uuid4()}", 0)
+    with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
+        plan = planned(connection, schema, options)
+        run = Run(options.outbox, plan.schema, secrets.token_hex(4), commit_id, is_stream=False)
+        is_done = find_commit(connection, options.outbox, commit_id) is not None
+        if is_done and wrote is not None and wrote.exists():
+            raise JobError(
+                f"the job has written already, and its id, {commit_id.app_id}, commits once. Write all in one, or give "
+                "the second write an option txnAppId of its own"
+            )
+        sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)
+    return BatchWriter(run, plan.layout, options, is_done, wrote)

@@ -1,0 +1,177 @@
+"""The layout of staged rows: which columns of a DataFrame are sent to Postgres, as which types, and what is constant.
+
+A staged row has `topic`, `key`, `value`, `header_keys`, `header_values`, and `partition` where it is given. A constant
+is not sent; the view `staged` has it all the same. The job's own columns are sent where something reads them: the
+statements of `commitSql`, or `orderBy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.spark.options import WriteOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+    from airflow_outbox.table import Column
+
+Part = Literal["whole", "header names", "header values"]
+
+_RECORD_TYPES = {
+    "topic": ("string",),
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
+    "partition": ("int",),
+}
+_OUTBOX_COLUMNS = {
+    "topic": "kafka_topic",
+    "key": "kafka_key",
+    "value": "kafka_value",
+    "header_keys": "kafka_header_keys",
+    "header_values": "kafka_header_values",
+    "partition": "kafka_partition",
+}
+_POSTGRES_TYPES = {
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StagedColumn:
+    """A column of staged rows: its name, its type as Postgres calls it, and the place in the DataFrame it is from.
+
+    `max_length` is its limit in characters. Of the DataFrame's column `headers` two columns are made.
+    """
+
+    name: str
+    type: str
+    place: int
+    part: Part = "whole"
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a write stages: `sent` travels in this order, `constant` is the same for all rows (text, or None)."""
+
+    sent: tuple[StagedColumn, ...]
+    constant: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """The value and the type of each constant column."""
+
+    @property
+    def record_columns(self) -> list[str]:
+        """The staged columns that make a record, in the order of `outbox_columns`."""
+        there = {column.name for column in self.sent} | set(self.constant)
+        return [name for name in _OUTBOX_COLUMNS if name in there]
+
+    @property
+    def outbox_columns(self) -> list[str]:
+        """The outbox's columns that the records fill."""
+        return [_OUTBOX_COLUMNS[name] for name in self.record_columns]
+
+
+def plan(schema: StructType, *, options: WriteOptions, outbox: Mapping[str, Column]) -> Layout:
+    """How rows of this schema are staged for this outbox. Raises ConfigurationError, which names the column."""
+    types = {column.name: column.dataType.simpleString() for column in schema.fields}
+    places = {column.name: place for place, column in enumerate(schema.fields)}
+    constant = _constants(options, outbox)
+    _check(schema.fieldNames(), types, options=options, outbox=outbox)
+    sent: list[StagedColumn] = []
+
+    def send(name: str, column: str, part: Part = "whole") -> None:
+        kind = outbox[_OUTBOX_COLUMNS[name]]
+        sized = f"varchar({kind.max_length})" if kind.max_length is not None else kind.type
+        sent.append(StagedColumn(name, sized, places[column], part, kind.max_length))
+
+    for name in ("topic", "key", "value", "partition"):
+        if name in types and name not in constant:
+            send(name, name)
+    if "headers" in types and options.headers is None:
+        send("header_keys", "headers", "header names")
+        send("header_values", "headers", "header values")
+    taken = {column.name for column in sent} | set(constant)
+    for place, column in enumerate(schema.fields):
+        wanted = options.commit_sql is not None or column.name in options.order_by
+        if wanted and column.name not in {*taken, *_RECORD_TYPES}:
+            sent.append(StagedColumn(column.name, _postgres_type(column.name, column.dataType), place))
+    return Layout(tuple(sent), constant)
+
+
+def _constants(options: WriteOptions, outbox: Mapping[str, Column]) -> dict[str, tuple[str, Any]]:
+    headers = options.headers or ()
+    values: dict[str, Any] = {
+        "topic": options.topic,
+        "key": options.key,
+        "header_keys": [name for name, _ in headers] if options.headers is not None else None,
+        "header_values": [value for _, value in headers] if options.headers is not None else None,
+        "partition": options.partition,
+    }
+
+    def stored(name: str, value: Any) -> Any:
+        if not outbox[_OUTBOX_COLUMNS[name]].is_bytes:
+            return value
+        return [each.encode() for each in value] if isinstance(value, list) else value.encode()
+
+    return {
+        name: (outbox[_OUTBOX_COLUMNS[name]].type, stored(name, value))
+        for name, value in values.items()
+        if value is not None and _OUTBOX_COLUMNS[name] in outbox
+    }
+
+
+def _check(
+    columns: Sequence[str], types: Mapping[str, str], *, options: WriteOptions, outbox: Mapping[str, Column]
+) -> None:
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise ConfigurationError(f"column {twice}: the name comes twice. Give each column a name of its own")
+    for name in ("topic", "key"):
+        if name not in types and getattr(options, name) is None:
+            raise ConfigurationError(f"column {name} is missing. Add it, or give the option {name} for all records")
+    if "value" not in types:
+        raise ConfigurationError("column value is missing. Add it; null is a tombstone")
+    for name in ("header_keys", "header_values"):
+        if name in types:
+            raise ConfigurationError(f"column {name}: the view `staged` has one of its own. Rename it")
+    for name, allowed in _RECORD_TYPES.items():
+        if name in types and types[name] not in allowed:
+            wanted = " or ".join(allowed)
+            raise ConfigurationError(f"column {name} is {types[name]}. Cast it to {wanted}")
+    if ("partition" in types or options.partition is not None) and "kafka_partition" not in outbox:
+        raise ConfigurationError(
+            "column partition: the outbox has no column kafka_partition. Leave the partition to the key"
+        )
+    for name in options.order_by:
+        if name not in types:
+            raise ConfigurationError(f"option orderBy: there is no column {name}. There are {', '.join(columns)}")
+        if name == "headers":
+            raise ConfigurationError("option orderBy: headers give no order. Name another column")
+
+
+def _postgres_type(column: str, kind: DataType) -> str:
+    name = kind.simpleString()
+    if name in _POSTGRES_TYPES:
+        return _POSTGRES_TYPES[name]
+    if name.startswith("decimal("):
+        return name.replace("decimal", "numeric")
+    element: Any = getattr(kind, "elementType", None)
+    if element is not None and not hasattr(element, "elementType"):
+        return f"{_postgres_type(column, element)}[]"
+    raise ConfigurationError(
+        f"column {column} is {name}, which has no like in Postgres. Cast it, to a string by to_json() for instance"
+    )

@@ -1,0 +1,173 @@
+"""The options of the `outbox` data source, read and checked before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.names import OutboxName
+
+INLINE_BYTES = 65_536
+STREAM_INLINE_BYTES = 1_048_576
+STAGING_TTL_SECONDS = 86_400
+TOPIC_RULE = "is not a legal name: 1 to 249 letters, digits, '.', '_' and '-'"
+
+OPTION_NAMES = (
+    "url",
+    "user",
+    "password",
+    "dbtable",
+    "topic",
+    "key",
+    "headers",
+    "partition",
+    "orderBy",
+    "commitSql",
+    "txnAppId",
+    "txnVersion",
+    "inlineBytes",
+    "stagingTtlSeconds",
+)
+_JDBC_AS_LIBPQ = frozenset({"user", "password", "sslmode", "options"})
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_COLUMN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^,"`]+?))\s*(?:,|$)')
+
+
+@dataclass(frozen=True, slots=True)
+class CommitId:
+    """Who commits, and which commit of that job it is: together they commit once."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What a write was told.
+
+    `topic`, `key`, `headers` and `partition` are what all its records have in common; None leaves each to a column.
+    `order_by` empty keeps the order of partitions and rows. `commit_id` None means that the write has no id to be found
+    again by. `inline_bytes` None leaves it to the kind of write.
+    """
+
+    data_source: str = field(repr=False)
+    outbox: OutboxName
+    topic: str | None = None
+    key: str | None = None
+    headers: tuple[tuple[str, str], ...] | None = None
+    partition: int | None = None
+    order_by: tuple[str, ...] = ()
+    commit_sql: str | None = None
+    commit_id: CommitId | None = None
+    inline_bytes: int | None = None
+    staging_ttl_seconds: int = STAGING_TTL_SECONDS
+
+
+def read_options(options: Mapping[str, str]) -> WriteOptions:
+    """Read the options, whose names have no case, as Spark gives them. Raises ConfigurationError, InvalidNameError."""
+    known = {name.lower(): name for name in OPTION_NAMES}
+    given = {}
+    for name, value in options.items():
+        if name.lower() not in known:
+            near = get_close_matches(name.lower(), known, n=1)
+            meant = f"; did you mean {known[near[0]]}?" if near else f". There are {', '.join(OPTION_NAMES)}"
+            raise ConfigurationError(f"option {name}: unknown{meant}")
+        given[known[name.lower()]] = value
+    if not given.get("url"):
+        raise ConfigurationError(
+            "option url is missing. Give a connection string, such as postgresql://user@host/database; a job that "
+            "OutboxSparkSubmitOperator submits calls register(spark) instead"
+        )
+    if "topic" in given and not is_legal_topic(given["topic"]):
+        raise ConfigurationError(f"option topic: {given['topic']!r} {TOPIC_RULE}")
+    return WriteOptions(
+        data_source=_data_source(given["url"], user=given.get("user"), password=given.get("password")),
+        outbox=OutboxName.parse(given.get("dbtable", "outbox")),
+        topic=given.get("topic"),
+        key=given.get("key"),
+        headers=_headers(given.get("headers")),
+        partition=_whole(given, "partition"),
+        order_by=_columns(given.get("orderBy", "")),
+        commit_sql=given.get("commitSql") or None,
+        commit_id=_commit_id(given),
+        inline_bytes=_whole(given, "inlineBytes"),
+        staging_ttl_seconds=_whole(given, "stagingTtlSeconds") or STAGING_TTL_SECONDS,
+    )
+
+
+def is_legal_topic(name: str) -> bool:
+    """Whether Kafka allows a topic of this name."""
+    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def _data_source(url: str, *, user: str | None, password: str | None) -> str:
+    """A libpq connection string, from one, from a URI, or from a JDBC URL."""
+    uri = url.removeprefix("jdbc:")
+    if uri != url:
+        parts = urlsplit(uri)
+        # JDBC's own parameters, such as reWriteBatchedInserts, are unknown to libpq; user and password are the same.
+        shared = [pair for pair in parts.query.split("&") if pair.split("=")[0] in _JDBC_AS_LIBPQ]
+        uri = urlunsplit(parts._replace(query="&".join(shared)))
+    try:
+        return make_conninfo(uri, user=user, password=password)
+    except psycopg.Error:
+        # Without Postgres' reason, which quotes what it could not read, perhaps a password.
+        raise ConfigurationError(
+            "option url is no connection string. Give a URI such as postgresql://user@host/database, or key=value pairs"
+        ) from None
+
+
+def _commit_id(given: Mapping[str, str]) -> CommitId | None:
+    version = _whole(given, "txnVersion")
+    if "txnAppId" in given:
+        if not given["txnAppId"]:
+            raise ConfigurationError("option txnAppId is empty. Name the job: a try of it has the same name each time")
+        return CommitId(given["txnAppId"], version or 0)
+    if version is not None:
+        raise ConfigurationError("option txnVersion needs txnAppId: together they are the id of a commit. Give both")
+    return None
+
+
+def _whole(given: Mapping[str, str], name: str) -> int | None:
+    if name not in given:
+        return None
+    try:
+        number = int(given[name])
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(f"option {name} is {given[name]!r}. Give a whole number, 0 or more")
+    return number
+
+
+def _headers(text: str | None) -> tuple[tuple[str, str], ...] | None:
+    if text is None:
+        return None
+    try:
+        headers = json.loads(text)
+    except ValueError:
+        headers = None
+    if not isinstance(headers, dict) or not all(name and isinstance(value, str) for name, value in headers.items()):
+        raise ConfigurationError('option headers: give a JSON object of texts, such as {"schema": "order/1"}')
+    return tuple(headers.items())
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """`a, b`; a name with a comma in it stands in double quotes or backticks."""
+    columns, place = [], 0
+    while place < len(text):
+        match = _COLUMN.match(text, place)
+        if match is None:
+            raise ConfigurationError(f"option orderBy is {text!r}. Give names of columns, with commas between them")
+        quoted, ticked, plain = match.groups()
+        columns.append(quoted.replace('""', '"') if quoted else ticked.replace("``", "`") if ticked else plain)
+        place = match.end()
+    return tuple(columns)

@@ -1,0 +1,9 @@
+"""Found by Spark itself where it is installed, as the top-level module `pyspark_outbox`: `format("outbox")` then works
+without `register()`, for a write that names its `url`.
+"""
+
+from __future__ import annotations
+
+from airflow_outbox.spark.source import OutboxDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

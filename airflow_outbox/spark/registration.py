@@ -1,0 +1,71 @@
+"""register(): makes the data source known to a Spark session."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_outbox.spark import settings
+from airflow_outbox.spark.data_source import taken
+from airflow_outbox.spark.source import OutboxDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(session: SparkSession) -> None:
+    """Let `format("outbox")` be written to in this session, from the calling thread, too.
+
+    To be called once, and again in every thread that writes: Spark looks for data sources in the session that is active
+    in the thread. In `foreachBatch` that is `register(frame.sparkSession)`.
+
+    What `OutboxSparkSubmitOperator` has passed to the job becomes the default of the options `url`, `dbtable`,
+    `txnAppId` and `txnVersion`; the url travels to drivers and executors with the code, never as an option.
+
+    Raises ConfigurationError when the data source was passed to the job and can't be read.
+    """
+    source = OutboxDataSource
+    if file := session.conf.get(settings.DATA_SOURCE_FILE, None):
+        defaults = {"url": _data_source(file)}
+        for option, setting in (
+            ("dbtable", settings.OUTBOX_TABLE),
+            ("txnAppId", settings.APP_ID),
+            ("txnVersion", settings.VERSION),
+        ):
+            if value := session.conf.get(setting, None):
+                defaults[option] = value
+        source = _with_defaults(defaults)
+    session.dataSource.register(source)
+    _activate(session)
+
+
+def _with_defaults(defaults: dict[str, str]) -> type[OutboxDataSource]:
+    class Configured(OutboxDataSource):
+        """Found nowhere by name, so it is sent to other processes whole."""
+
+    Configured.defaults = defaults
+    Configured.written = _notes()
+    return Configured
+
+
+def _activate(session: Any) -> None:
+    """Make the session the one that is active in this thread. A Connect session always is."""
+    if hasattr(session, "_jsparkSession"):
+        session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+
+
+@cache
+def _data_source(file: str) -> str:
+    """What is in the pipe, which can be read only once."""
+    return taken(file)
+
+
+@cache
+def _notes() -> Path:
+    folder = tempfile.mkdtemp(prefix="airflow-outbox-written-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -1,0 +1,161 @@
+"""What planner, tasks and driver do for a write, batch or stream.
+
+A task attempt examines its rows and stages them; the message that it leaves says how many, and where. Spark gives the
+driver one message a partition, that of the attempt that counts, and the driver commits them. Losing attempts have no
+message, and so no effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+import pyarrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from airflow_outbox.errors import JobError, OutboxError, PostgresUnreachableError
+from airflow_outbox.spark.commit import Commit, JobCommit
+from airflow_outbox.spark.copy_text import copy_lines
+from airflow_outbox.spark.layout import Layout, plan
+from airflow_outbox.spark.options import CommitId, WriteOptions
+from airflow_outbox.spark.rules import Problem, first_problem
+from airflow_outbox.spark.staging import Run, StagedRows, drop, stage, sweep
+from airflow_outbox.sql import statements
+from airflow_outbox.table import OutboxTable, connect, render, translated
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 60.0
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is settled before the first task: the outbox's schema, and how rows are staged."""
+
+    schema: str
+    layout: Layout
+
+
+def planned(connection: psycopg.Connection[Any], schema: StructType, options: WriteOptions) -> Plan:
+    """Look at the outbox. Raises ConfigurationError, which names the column; OutboxMissingError, PostgresError."""
+    outbox = options.outbox
+    layout = plan(schema, options=options, outbox=OutboxTable(connection, outbox).columns)
+    with translated(outbox):
+        query = render(statements("spark.sql")["schema_of"], outbox)
+        row = connection.execute(query, {"outbox": outbox.text()}).fetchone()
+    return Plan(cast("tuple[str]", row)[0], layout)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMessage(WriterCommitMessage):
+    """What a task attempt tells the driver. `problem` is why its rows can't be committed, whoever tries again."""
+
+    partition: int
+    rows: StagedRows
+    commit_id: CommitId | None = None
+    problem: str | None = None
+
+
+class UnfitRecordError(Exception):
+    """A record that breaks a rule; says which, and what is wrong with it."""
+
+
+def write_attempt(
+    batches: Iterable[pyarrow.RecordBatch], *, run: Run, layout: Layout, options: WriteOptions, inline_bytes: int
+) -> AttemptMessage:
+    """Examine and stage the rows of this task attempt. Raises PostgresError, which Spark answers with another attempt.
+
+    A record that breaks a rule does so in every attempt. So it is told by the message, and the commit raises.
+    """
+    context = cast("TaskContext", TaskContext.get())
+    partition = context.partitionId()
+    try:
+        rows = stage(
+            _lines(batches, layout=layout, options=options, partition=partition),
+            run=run,
+            layout=layout,
+            inline_bytes=inline_bytes,
+            attempt=context.taskAttemptId(),
+            data_source=options.data_source,
+        )
+    except UnfitRecordError as unfit:
+        return AttemptMessage(partition, StagedRows(0, None, ()), run.commit_id, str(unfit))
+    return AttemptMessage(partition, rows, run.commit_id)
+
+
+def _lines(
+    batches: Iterable[pyarrow.RecordBatch], *, layout: Layout, options: WriteOptions, partition: int
+) -> Iterator[tuple[int, bytes]]:
+    before = 0
+    for batch in batches:
+        if problem := first_problem(batch, layout):
+            raise UnfitRecordError(_told(problem, batch, options=options, partition=partition, before=before))
+        texts = copy_lines(batch, layout)
+        for place, text in enumerate(texts):
+            yield (batch.num_rows if place == 0 else 0), text
+        before += batch.num_rows
+
+
+def _told(problem: Problem, batch: pyarrow.RecordBatch, *, options: WriteOptions, partition: int, before: int) -> str:
+    named = [f"{name} = {batch.column(name)[problem.row].as_py()}" for name in options.order_by]
+    if "key" in batch.schema.names and problem.column != "key":
+        named.append(f"key = {batch.column('key')[problem.row].as_py()!r}")
+    names = f" ({', '.join(named)})" if named else ""
+    return f"row {before + problem.row} of partition {partition}{names}: column {problem.column}: {problem.rule}"
+
+
+def commit_attempts(
+    messages: Sequence[WriterCommitMessage | None], *, run: Run, layout: Layout, options: WriteOptions
+) -> JobCommit:
+    """Commit what the accepted attempts have staged, and drop the staging. Raises JobError, PostgresError.
+
+    Where Postgres goes away, it is waited for: whether the commit took effect is then found by its id.
+    """
+    accepted = sorted(cast("Sequence[AttemptMessage]", messages), key=lambda message: message.partition)
+    if problems := [message.problem for message in accepted if message.problem]:
+        raise JobError(f"{problems[0]}; nothing was committed. Correct it in the job")
+    staged = [message.rows for message in accepted]
+
+    def attempt() -> JobCommit:
+        with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
+            commit = Commit(connection=connection, run=run, layout=layout, options=options).commit(staged)
+            try:
+                drop(connection, run, [rows.table for rows in staged if rows.table is not None])
+                sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)
+            except OutboxError as error:
+                log.warning("committed, but the staging is left to a later run: %s", error)
+            return commit
+
+    return patiently(attempt)
+
+
+def patiently(attempt: Callable[[], JobCommit]) -> JobCommit:
+    """Try again while Postgres is not to be reached, for a minute: a restart takes seconds. Raises PostgresError."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return attempt()
+        except PostgresUnreachableError as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("%s; trying again", error)
+            time.sleep(_PAUSE_SECONDS)
+
+
+def abandon(messages: Sequence[WriterCommitMessage | None], *, run: Run, options: WriteOptions) -> None:
+    """Drop what a write that Spark gave up has staged. It has failed already; what can't be dropped now is swept."""
+    try:
+        with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
+            told = [cast("Any", message).rows.table for message in messages if message is not None]
+            drop(connection, run, [table for table in told if table is not None])
+            sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)
+    except OutboxError as error:
+        log.warning("the staging is left to a later run: %s", error)
