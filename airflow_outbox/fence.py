@@ -44,9 +44,10 @@ class Fence:
 
     `delivery` is the mode in which the outbox was last harvested (None: never), `transactional_id` what the producer of
     that was known by. `recorded` is the history that the first leader of this incarnation found, `present` today's.
-    `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have written this row,
-    `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id` the highest one in
-    the outbox (0: it is empty). `halted` is why harvesting was stopped until `adopt` (None: it was not).
+    `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have said here
+    that they are alive, `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id`
+    the highest one in the outbox (0: it is empty). `halted` is why harvesting was stopped until `adopt` (None: it was
+    not).
     """
 
     request: Request

@@ -18,7 +18,7 @@ class Reading:
 
     after: Snapshot | None = None
     within: Snapshot | None = None
-    above: int = 0
+    above: int = -(2**63)
 
 
 OutboxRow = tuple[

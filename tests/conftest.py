@@ -43,8 +43,9 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres  # noqa: E402
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=200, help="how many simulated histories to run (default: %(default)s)"
+        "--seeds", type=int, default=2000, help="how many simulated histories to run (default: %(default)s)"
     )
+    parser.addoption("--seed", type=int, help="the only simulated history to run")
     parser.addoption(
         "--faults",
         choices=("short", "long"),

@@ -135,7 +135,6 @@ class ExactlyOnceTerm(Term):
             await self._log.fence(self._fence.transactional_id)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
-        self._beats = self._fence.beats
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
@@ -146,6 +145,7 @@ class ExactlyOnceTerm(Term):
             transactional_id=self._log.transactional_id,
         )
         self._published_witness = self._purged_witness = self._witnessed = recovery.witness
+        self._beats = self._fence.beats + 1  # by `begin`
         self._kept = dict(recovery.kept)
 
     async def _read(self) -> None:

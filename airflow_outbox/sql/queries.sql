@@ -49,7 +49,7 @@ SET LOCAL lock_timeout = '1s'
 -- it is empty, are the only views that may be followed. The history is recorded by the first leader of an incarnation.
 UPDATE {leader} AS fence
 SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
-    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0, beats = beats + 1,
+    heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0,
     system_identifier = coalesce(fence.system_identifier, present.system_identifier),
     timeline = coalesce(fence.timeline, present.timeline),
     table_oid = coalesce(fence.table_oid, present.table_oid)
@@ -80,8 +80,8 @@ WHERE shard = %(shard)s AND view = %(view)s
 -- begin --
 -- Records how the term harvests, which ledger it goes by, and what its producer is known by (null: as before).
 UPDATE {leader}
-SET delivery = %(delivery)s, transactional_id = coalesce(%(transactional_id)s, transactional_id), ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
-    highest_id = %(highest_id)s
+SET delivery = %(delivery)s, transactional_id = coalesce(%(transactional_id)s, transactional_id), ledger_topic_id = %(topic_id)s,
+    witnessed_batch = %(batch)s, ledger_offset = %(offset)s, highest_id = %(highest_id)s, beats = beats + 1
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING true
 

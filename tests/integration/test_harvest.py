@@ -165,7 +165,7 @@ def test_a_strangers_lock_on_the_fence_is_named_and_waited_for(outbox: Outbox, s
 def test_a_record_that_kafka_refuses_is_named_and_the_others_go_out(outbox: Outbox, start: Start) -> None:
     outbox.stash(50)
     outbox.query("UPDATE outbox SET kafka_header_values = ARRAY[]::text[] WHERE kafka_value = '17' RETURNING id")
-    process = start()
+    process = start(delivery="at_least_once")
     assert "1 header names for 0 header values" in process.wait_for("error")["error"]
     wait_until(lambda: outbox.left() == 4, within=20)  # it, and the later ones of its key
     assert outbox.query("SELECT kafka_value FROM outbox ORDER BY id") == [("17",), ("27",), ("37",), ("47",)]

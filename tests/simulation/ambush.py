@@ -40,7 +40,9 @@ def _moments(*questions: str) -> tuple[Moment, ...]:
     return tuple(Moment(question, phase) for question in questions for phase in ("asked", "answered"))
 
 
-_WORK = _moments("read", "publish", "commit", "end", "purge_published", "heartbeat", "flush", "begin", "ledger", "fence")
+_WORK = _moments(
+    "read", "publish", "commit", "end", "purge_published", "heartbeat", "flush", "begin", "ledger", "fence"
+)
 WORK = {
     Strike.STOP: _WORK,
     Strike.KILL: _WORK,

@@ -22,6 +22,7 @@ from airflow_outbox.errors import HistoryError
 
 _TROUBLE = 0.02
 _ACTS = 10
+_REMEDY = str(HistoryError("")).removeprefix(". ")
 _AMBUSHES = 4
 _LONGEST_STOP = 8.0
 _MEMBERS = 3
@@ -237,7 +238,7 @@ class History:
 def history_errors(member: Member) -> Iterator[str]:
     """What a member has said about another history."""
     for event in member.events:
-        if HistoryError.REMEDY in (error := str(event.fields.get("error"))):
+        if _REMEDY in (error := str(event.fields.get("error"))):
             yield error
 
 

@@ -86,11 +86,11 @@ class Link:
         self._unreachable = unreachable
         self._patience = patience
 
-    async def ask(self, name: str, effect: Effect) -> Any:
+    async def ask(self, name: str, effect: Effect, *, patience: float | None = None) -> Any:
         network, loop = self.network, asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         longer = self.watch(name, "asked")
-        there, lost, patience = network.delay() + longer, False, self._patience
+        there, lost, patience = network.delay() + longer, False, patience or self._patience
         if self.cut or longer == LOST:
             there, patience = -1.0, patience * network.random.random()
         elif network.unlucky():

@@ -7,11 +7,14 @@ moves any more; or there was nothing to notice, and all goes on.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 from simulation.checker import complaints
 from simulation.histories import History, history_errors
 from simulation.kafka import LEDGER, Partition
+
+from airflow_outbox.harvest.protocol.ledger import HEAD
 
 
 class OtherHistory(History):
@@ -56,10 +59,25 @@ class OtherHistory(History):
         database.set_back(database.state.last_drawn * self.world.random.randrange(10) // 10)
 
     def _restore(self) -> None:
-        """A base backup; or the replica that was promoted."""
+        """A backup; or a replica that was promoted.
+
+        One without a timeline of its own is noticed by what leaders have written in the fence row. (What is younger
+        than the last thing that the ledger says of that, and is restored without a word, nobody can notice once
+        applications have overtaken the ids.)
+        """
         database, random = self.world.database, self.world.random
-        back = random.choice((3, 30, 300))
-        database.restore(max(database.flushed - random.randrange(back), 0), new_timeline=random.random() < 0.5)
+        new_timeline = random.random() < 0.5
+        newest = database.flushed if new_timeline else self._told()
+        database.restore(max(newest - random.randrange(random.choice((3, 30, 300))), 0), new_timeline=new_timeline)
+
+    def _told(self) -> int:
+        """The position in Postgres' log where the fence row was not yet as the ledger says it was."""
+        heads = [record for record in self.world.broker.partition(LEDGER).committed() if record.key == HEAD]
+        beats = json.loads(heads[-1].value)["beats"] if heads else 0
+        for position, (change, values) in enumerate(self.world.database.log):
+            if change == "set_fence" and values[1].beats >= beats:
+                return position
+        return 0
 
     def _lose(self) -> None:
         self.world.broker.lose_ledger()
@@ -71,5 +89,6 @@ class OtherHistory(History):
         """
         old = self.world.broker.partition(LEDGER)
         new = self.world.broker.partitions[LEDGER] = Partition()
-        new.end = self.world.random.randrange(self.world.database.state.fence.witness.offset + 1)
+        witness = self.world.database.state.fence.witness
+        new.end = self.world.random.randrange(witness.offset + 1) if witness.batch else old.end
         new.records = [record for record in old.records if record.offset < new.end]

@@ -230,9 +230,7 @@ def _reuses_numbers(fence: Fence, ledger: Ledger) -> Any:
 
 
 def _believes_all(fence: Fence, ledger: Ledger) -> Any:
-    with patch("airflow_outbox.harvest.protocol.recovery.require_history"), patch(
-        "airflow_outbox.harvest.protocol.recovery._differences", lambda *_: ()
-    ):
+    with patch("airflow_outbox.harvest.protocol.recovery.differences", lambda *_: ()):
         return _recover(fence, ledger)
 
 

@@ -32,8 +32,11 @@ class FenceRow:
     backends: tuple[Any, ...] = ()
     incarnation: int = 1
     delivery: str | None = None
+    transactional_id: str | None = None
     recorded: History | None = None
     witness: Witness = Witness()
+    beats: int = 0
+    halted: str | None = None
     request: Request = Request()
 
 
@@ -135,8 +138,9 @@ class Database:
         return Transaction(self, self._life)
 
     def stash(self, *records: MarkedRecord) -> None:
-        """A transaction of a single statement, with ids of the caller's."""
+        """A transaction of a single statement, with ids of the caller's, which no other will draw."""
         transaction = self.begin()
+        self.write("draw", max(self.state.last_drawn, *(record.id for record in records)))
         for record in records:
             transaction.insert(record)
         transaction.commit()

@@ -140,23 +140,34 @@ class Server:
             outbox_id=OUTBOX_ID,
             incarnation=row.incarnation,
             delivery=row.delivery,
+            transactional_id=row.transactional_id,
             recorded=row.recorded,
             present=database.history,
             witness=row.witness,
             last_drawn=state.last_drawn,
+            beats=row.beats,
             next_transaction_id=database.snapshot().xmax,
             newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
+            halted=row.halted,
         )
 
-    def begin(self, view: UUID | None, delivery: str, witness: Witness) -> None:
+    def begin(self, view: UUID | None, delivery: str, witness: Witness, transactional_id: str | None) -> None:
         self.require(view)
-        self.set_fence(replace(self.database.state.fence, delivery=delivery, witness=witness))
+        row = self.database.state.fence
+        known_by = transactional_id or row.transactional_id
+        self.set_fence(replace(row, delivery=delivery, witness=witness, transactional_id=known_by, beats=row.beats + 1))
 
     def heartbeat(self, view: UUID | None, witness: Witness | None) -> Pulse:
         self.require(view)
         row = self.database.state.fence
-        self.set_fence(row if witness is None else replace(row, witness=_merged(row.witness, witness)))
-        return Pulse(row.request, self.database.state.table_oid, self.database.state.last_drawn)
+        seen = row.witness if witness is None else replace(witness, topic_id=row.witness.topic_id)
+        self.set_fence(replace(row, witness=seen, beats=row.beats + 1))
+        return Pulse(row.request, self.database.state.table_oid, self.database.state.last_drawn, row.beats + 1)
+
+    def halt(self, view: UUID, reason: str) -> None:
+        row = self.database.state.fence
+        if row.view == view:
+            self.set_fence(replace(row, halted=row.halted or reason))
 
     def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         snapshot = self.database.snapshot()
@@ -226,8 +237,3 @@ class Server:
         for backend in list(self._holders):
             self._end(backend)
         self._let_in()
-
-
-def _merged(old: Witness, new: Witness) -> Witness:
-    """What the statement leaves as it was: the ledger's topic."""
-    return replace(new, topic_id=old.topic_id)

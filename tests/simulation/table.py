@@ -18,6 +18,7 @@ from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
 _STATEMENT_TIMEOUT = 5.0
+_LOOK_TIMEOUT = 1.0
 
 
 @dataclass(slots=True)
@@ -48,8 +49,11 @@ class SimulatedTable:
         answer: Fence = await self._run(self._reading, "fence", lambda: self._server.fence(view))
         return answer
 
-    async def begin(self, view: UUID, *, delivery: str, witness: Witness) -> None:
-        await self._run(self._reading, "begin", lambda: self._server.begin(self._fenced(view), delivery, witness))
+    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
+        def effect() -> None:
+            self._server.begin(self._fenced(view), delivery, witness, transactional_id)
+
+        await self._run(self._reading, "begin", effect)
 
     async def mark(
         self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
@@ -108,6 +112,9 @@ class SimulatedTable:
         )
         return pulse
 
+    async def halt(self, view: UUID, reason: str) -> None:
+        await self._run(None, "halt", lambda: self._server.halt(view, reason))
+
     async def note_error(self, view: UUID, error: str) -> None:
         await self._run(None, "note_error", lambda: None)
 
@@ -137,7 +144,7 @@ class SimulatedTable:
         if door is not None and door.backend is None:
             raise PostgresUnreachableError("the connection to Postgres was lost earlier in this term")
         try:
-            return await self.link.ask(name, effect)
+            return await self.link.ask(name, effect, patience=_STATEMENT_TIMEOUT if door else _LOOK_TIMEOUT)
         except FencedError:
             raise
         except (OutboxError, asyncio.CancelledError):  # what became of it, nobody knows

@@ -21,9 +21,9 @@ from simulation.postgres import Database
 from simulation.statements import Server
 from simulation.table import SimulatedTable
 
-from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.harvester import Harvester
-from airflow_outbox.harvest.modes import Delivery, Modes
+from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Log, TransactionalLog
 
 LIMITS = Limits(
@@ -59,7 +59,7 @@ class World:
 class Design:
     """How a member is built; each part can be exchanged for one with a bug."""
 
-    delivery: Delivery = "exactly_once"
+    delivery: DeliveryMode = "exactly_once"
     atomic: bool = False
     table: Callable[[Server, Network], SimulatedTable] = SimulatedTable
     transactional_log: Callable[..., SimulatedTransactionalLog] = SimulatedTransactionalLog

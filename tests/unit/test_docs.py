@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from airflow_outbox.cli import main
-from airflow_outbox.harvest.config import HarvestConfig, Limits
+from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders
 from airflow_outbox.harvest.goharvest import GoharvestFile
 from airflow_outbox.harvest.settings import names
 from airflow_outbox.spark.options import OPTION_NAMES
@@ -151,7 +151,11 @@ def test_what_is_named_is_there() -> None:
 
 def test_every_setting_is_in_the_reference_with_its_default() -> None:
     documented = {row[0].strip("`"): row[1] for row in table_rows(DOCS / "reference" / "configuration.md")}
-    settings = {**defaults(HarvestConfig, except_for={"limits"}), **defaults(Limits, prefix="limits.")}
+    settings = {
+        **defaults(HarvestConfig, except_for={"limits", "transaction_headers"}),
+        **defaults(TransactionHeaders, prefix="transaction_headers."),
+        **defaults(Limits, prefix="limits."),
+    }
     documented.pop("setting")
     assert documented == settings
 

@@ -11,8 +11,9 @@ What is compared:
   leader of this incarnation found. A promotion changes the timeline, a table made anew the oid;
 - the sequence of the ids against the highest id ever published, and the transaction ids of the records against the
   database's own: TRUNCATE … RESTART IDENTITY, setval, rows loaded from another database's dump;
-- how often leaders have written the fence row (its *beats*, one a second at least) against what the ledger says of it:
-  a restore brings back a row that was written less often;
+- how often leaders have said in the fence row that they are alive (its *beats*, one a second) against what the ledger
+  says of it: a restore brings back a row with fewer. Only who has compared them may add to them: a leader that takes
+  over, and fails before it could compare, must not make up for what a restore took away;
 - the *witness* that the fence row holds against the ledger: a restore brings back a fence row that knows less than the
   ledger says it did; a ledger that is lost, shortened or exchanged knows less than the fence row, or has another id.
 

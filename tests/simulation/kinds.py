@@ -1,0 +1,63 @@
+"""The kinds of histories that are simulated, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import ClassVar
+
+from simulation.histories import History, Outcome, simulated
+from simulation.kafka import Broker
+from simulation.log import SimulatedTransactionalLog
+from simulation.network import Link
+from simulation.other_histories import OtherHistory
+from simulation.world import SOUND, Design, Member
+
+
+class ChangingModes(History):
+    """Some members harvest exactly once, others at least once: what one leaves under way the next one has to settle."""
+
+    def _start(self) -> None:
+        mode = self.world.random.choice(("exactly_once", "at_least_once"))
+        if len(self.world.members) < 3:
+            self.members.append(Member(self.world, replace(self.design, delivery=mode)))
+
+
+class _OfTwoNames(SimulatedTransactionalLog):
+    """A producer that was configured anew, or not yet."""
+
+    number: ClassVar = count()
+
+    def __init__(self, broker: Broker, link: Link) -> None:
+        super().__init__(broker, link, ("outbox", "renamed")[next(self.number) % 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A design, and what befalls it; of so many seeds that are asked for, one is simulated."""
+
+    design: Design = SOUND
+    history: type[History] = History
+    one_of: int = 1
+
+
+KINDS = {
+    "exactly_once": Kind(),
+    "atomic": Kind(Design(atomic=True), one_of=4),
+    "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
+    "other_histories": Kind(history=OtherHistory, one_of=4),
+    "changing_modes": Kind(Design(delivery="at_least_once"), ChangingModes, one_of=8),
+    "at_least_once": Kind(Design(delivery="at_least_once"), one_of=4),
+}
+
+
+def lived(kind: str, seed: int) -> Outcome:
+    """Live through one history. What is counted in classes begins anew, so that it depends on nothing but the seed."""
+    _OfTwoNames.number = count()
+    return simulated(seed, KINDS[kind].design, KINDS[kind].history)
+
+
+def complaints_of(kind: str, seeds: list[int]) -> list[tuple[int, list[str]]]:
+    """The seeds whose histories have gone wrong, and what was wrong in them."""
+    outcomes = (lived(kind, seed) for seed in seeds)
+    return [(outcome.seed, outcome.complaints) for outcome in outcomes if outcome.complaints]
