@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class OutboxError(Exception):
     """The outbox could not do what was asked."""
@@ -90,6 +92,20 @@ class HistoryError(OutboxError):
 
 class PublishError(KafkaError):
     """Records could not be published; they stay in the outbox and are tried again."""
+
+
+class RecordsRefusedError(PublishError):
+    """Kafka refuses records; the others are tried without them.
+
+    `records` are the ids of those that are known to be the reason, none when any of a batch may be it. `explained`
+    tells whether the next look at the records will show which ones.
+    """
+
+    def __init__(self, reason: str, *, records: Sequence[int] = (), explained: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.records = records
+        self.explained = explained
 
 
 class UncertainCommitError(PublishError):

@@ -77,7 +77,7 @@ class MarkedRecord(NamedTuple):
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted")
+    beside = ("leader", "commits", "adopted", "parked")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 

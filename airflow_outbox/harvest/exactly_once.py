@@ -12,8 +12,11 @@ Then activities overlap: while batch n is being committed, n+1 is read and n-1 i
 
 - *reading* follows the windows (`protocol.windows`), as far as the bounds leave room;
 - *publishing* puts what has been read into one Kafka transaction, in id order, with its entry in the ledger. It commits
-  only what is on Postgres' disk: a record that a crash of Postgres would undo must not be in Kafka;
-- *purging* deletes the batches that are committed, one after the other.
+  only what is on Postgres' disk: a record that a crash of Postgres would undo must not be in Kafka. What can't be
+  published, and what comes after it in its lane, is left out, and the entry says so (`protocol.parking`);
+- *settling* deletes the records of the batches that are committed, and moves those that were left out into the parked
+  table, one batch after the other;
+- *attending* looks once a second for parked records that are to be published now or discarded.
 
 Any failure or uncertainty ends the term at once, whatever was under way, and nothing is assumed about it: the next view
 recovers. There is nothing to roll back, for nothing was marked.
@@ -23,16 +26,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from airflow_outbox.errors import RecordsRefusedError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.ports import Table, TransactionalLog
+from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
 from airflow_outbox.harvest.protocol.closure import Closure
-from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, LedgerRecord, chunk_key, runs
-from airflow_outbox.harvest.protocol.recovery import recover, require_pulse
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Parked, expanded, runs
+from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, heads_until_refused
+from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import SLOWEST_POLL, Term
@@ -41,6 +47,9 @@ from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 4  # batches
+_ATTENDING_INTERVAL = 1.0
+_MOST_REASONS = 10
+_NOTHING_SEEN = Snapshot(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +60,71 @@ class _Piece:
     within: Snapshot
     written: int
     ends: bool
+    bytes_before: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.rows[-1][BYTES] - self.bytes_before
+
+    def divided(self, records: int) -> tuple[_Piece, _Piece]:
+        """The first records, and the others."""
+        first = replace(self, rows=self.rows[:records])
+        return first, replace(self, rows=self.rows[records:], bytes_before=first.rows[-1][BYTES])
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one Kafka transaction holds. `witness` is what holds once it is committed and purged."""
+    """What one Kafka transaction holds. `witness` is what holds once it is committed and settled."""
 
     ids: list[int] = field(default_factory=list)
     topics: Counter[str] = field(default_factory=Counter)
     extents: dict[tuple[str, int], Extent] = field(default_factory=dict)
-    within: Snapshot | None = None
+    refused: dict[int, Refusal] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+    unparked: list[int] = field(default_factory=list)
+    within: Snapshot = _NOTHING_SEEN
     written: int = 0
     may_end: bool = False
     witness: Witness | None = None
 
-    def add(self, piece: _Piece, extents: Iterable[Extent]) -> None:
-        self.ids += [row[0] for row in piece.rows]
-        self.topics.update(row[1] for row in piece.rows)
+    def add(self, rows: Sequence[OutboxRow], extents: Iterable[Extent]) -> None:
+        """Rows were published."""
+        self.topics.update(row[1] for row in rows)
         for extent in extents:
             place = extent.topic, extent.partition
             earlier = self.extents.get(place)
             self.extents[place] = extent if earlier is None else earlier.followed_by(extent)
-        self.within, self.written, self.may_end = piece.within, max(self.written, piece.written), piece.ends
+
+    @property
+    def records(self) -> int:
+        return len(self.ids) + len(self.refused) + len(self.waiting) + len(self.unparked)
+
+    @property
+    def highest_id(self) -> int:
+        return max((max(ids) for ids in (self.ids, self.refused, self.waiting) if ids), default=0)
+
+    def reasons(self) -> list[dict[str, object]]:
+        """Why records were refused, the most frequent reasons first."""
+        counted = Counter(self.refused.values()).most_common(_MOST_REASONS)
+        return [{"cause": refusal.cause, "reason": refusal.reason, "records": count} for refusal, count in counted]
+
+    def entry(self, number: int, *, view: UUID, incarnation: int) -> Entry:
+        reasons: dict[Refusal, list[int]] = {}
+        for identity, refusal in self.refused.items():
+            reasons.setdefault(refusal, []).append(identity)
+        parked = [Parked(refusal.cause, refusal.reason, runs(ids)) for refusal, ids in reasons.items()]
+        if self.waiting:
+            parked.append(Parked(None, None, runs(self.waiting)))
+        return Entry(
+            batch=number,
+            view=view,
+            incarnation=incarnation,
+            snapshot=self.within,
+            runs=runs(self.ids),
+            extents=tuple(self.extents.values()),
+            parked=tuple(parked),
+            unparked=runs(self.unparked),
+        )
 
 
 class ExactlyOnceTerm(Term):
@@ -87,28 +139,33 @@ class ExactlyOnceTerm(Term):
         log: TransactionalLog,
         limits: Limits,
         published: Counter[str],
+        caution: Caution,
+        report: Events,
         atomic: bool = False,
         stamp_names: StampNames | None = None,
     ) -> None:
         super().__init__(view=view, request=fence.request, table=table, limits=limits, published=published)
         self._fence = fence
         self._log = log
+        self._report = report
         self._atomic = atomic
         self._windows = Windows()
         self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[_Piece] = deque()
-        self._unpurged: deque[_Batch] = deque()
+        self._unpurged: deque[tuple[Entry, _Batch]] = deque()
         self._held_records = 0
         self._held_bytes = 0
         self._unpurged_records = 0
         self._flushed = 0
-        self._beats = fence.beats
-        self._kept: dict[int, int] = {}  # the ledger's entries that stand: chunks by batch
-        self._published_witness = self._purged_witness = self._witnessed = fence.witness
-        self._read_more = asyncio.Event()
+        self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
+        self._parked = ParkedLanes({}, ())
+        self._caution = caution
+        self._due: Sequence[OutboxRow] = ()  # parked records to publish now
+        self._attended = asyncio.Event()
+        self._wake = asyncio.Event()
         self._committed = asyncio.Event()
-        self._purged_some = asyncio.Event()
+        self._settled_some = asyncio.Event()
         self._all_committed = False
 
     @property
@@ -117,16 +174,16 @@ class ExactlyOnceTerm(Term):
 
     @property
     def witness(self) -> Witness:
-        """What holds of the ledger when all that is committed is purged."""
-        return self._published_witness
+        """What holds of the ledger when all that is committed is settled."""
+        return self._ledger.published
 
     def stop(self) -> None:
-        for event in (self._stopping, self._room_made, self._read_more):
+        for event in (self._stopping, self._room_made, self._wake, self._attended):
             event.set()
 
     async def run(self) -> None:
         await self.recover()
-        await self._run([self._read(), self._publish(), self._purge()])
+        await self._run([self._read(), self._publish(), self._settle()], serving=[self._attend()])
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
@@ -137,16 +194,25 @@ class ExactlyOnceTerm(Term):
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
-            await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
+            await self._complete(entry)
         await self._table.begin(
             self.view,
             delivery=DELIVERY,
             witness=recovery.witness,
             transactional_id=self._log.transactional_id,
         )
-        self._published_witness = self._purged_witness = self._witnessed = recovery.witness
-        self._beats = self._fence.beats + 1  # by `begin`
-        self._kept = dict(recovery.kept)
+        self._ledger = LedgerKeeping(self.view, self._fence, recovery)
+        self._parked = ParkedLanes(*await self._table.parked_lanes())
+
+    async def _complete(self, entry: Entry) -> None:
+        """Do in Postgres what an entry says; it may be done already."""
+        if entry.runs:
+            flushed = await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
+            self._flushed = max(self._flushed, flushed)
+        if entry.parked:
+            await self._table.park(self.view, entry.parked, entry.snapshot)
+        if entry.unparked:
+            await self._table.unpark(self.view, expanded(entry.unparked))
 
     async def _read(self) -> None:
         idle = 1
@@ -182,114 +248,141 @@ class ExactlyOnceTerm(Term):
             self._held_records += len(rows)
             self._held_bytes += rows[-1][BYTES]
             self._pieces.append(_Piece(rows, within, page.written, ends))
-            self._read_more.set()
+            self._wake.set()
         return bool(rows)
 
     async def _publish(self) -> None:
-        while (piece := await self._next_piece()) is not None:
-            await self._publish_batch(piece)
+        while not self._stopping.is_set():
+            if len(self._unpurged) >= _MAX_UNPURGED:
+                self._settled_some.clear()
+                await self._settled_some.wait()
+            elif self._due:
+                rows, self._due = self._due, ()
+                await self._publish_parked(rows)
+            elif self._pieces:
+                await self._publish_batch()
+            else:
+                self._wake.clear()
+                await self._wake.wait()
         self._all_committed = True
         self._committed.set()
 
-    async def _next_piece(self) -> _Piece | None:
-        """What to begin the next batch with; None when the term is to stop."""
-        while not self._stopping.is_set():
-            if self._pieces and len(self._unpurged) < _MAX_UNPURGED:
-                return self._pieces.popleft()
-            awaited = self._purged_some if self._pieces else self._read_more
-            awaited.clear()
-            await awaited.wait()
-        return None
-
-    async def _publish_batch(self, first: _Piece) -> None:
+    async def _publish_batch(self) -> None:
         batch = _Batch()
         await self._log.begin()
-        piece: _Piece | None = first
-        while piece is not None:
-            batch.add(piece, await self._log.publish(piece.rows))
-            self._held_records -= len(piece.rows)
-            self._held_bytes -= piece.rows[-1][BYTES]
-            self._room_made.set()
-            piece = await self._more_for(batch)
+        while (piece := await self._piece_for(batch)) is not None:
+            diversion = self._parked.divert(piece.rows, await self._refusals(piece.rows))
+            await self._send(batch, diversion.published)
+            batch.ids += [row[0] for row in diversion.published]
+            batch.refused |= diversion.refused
+            batch.waiting += diversion.waiting
+            batch.within, batch.may_end = piece.within, piece.ends
+            batch.written = max(batch.written, piece.written)
         if not batch.may_end:
             return  # asked to stop; the open transaction will never be committed
         if self._flushed < batch.written:
             self._flushed = await self._table.flush(batch.written)
         await self._commit(batch)
+        self._caution.forget(batch.refused, parked=False)
+        self._caution.succeeded()
 
-    async def _more_for(self, batch: _Batch) -> _Piece | None:
-        """What else belongs into the batch, or fits into it and is there."""
+    async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
+        rows = due[: self._caution.records]
+        published, refused = heads_until_refused(rows, await self._refusals(rows, parked=True))
+        if refused:
+            await self._table.note_refusals(self.view, refused)
+            self._caution.forget(refused, parked=True)
+        if not published:
+            return self._attended.set()
+        batch = _Batch(unparked=[row[0] for row in published])
+        await self._log.begin()
+        await self._send(batch, published, parked=True)
+        await self._commit(batch)
+        self._parked.gone((row[1], row[2]) for row in published)
+        self._caution.succeeded()
+
+    async def _refusals(self, rows: Sequence[OutboxRow], *, parked: bool = False) -> Mapping[int, Refusal]:
+        refusals = await self._log.examine(rows, again=parked)
+        return {**self._caution.condemned[parked], **refusals} if self._caution.condemned[parked] else refusals
+
+    async def _send(self, batch: _Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
+        if rows:
+            try:
+                batch.add(rows, await self._log.publish(rows))
+            except RecordsRefusedError as error:
+                ids = error.records or [row[0] for row in rows]
+                self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
+                raise
+
+    async def _piece_for(self, batch: _Batch) -> _Piece | None:
+        """What else belongs into the batch, or fits into it and is there; at most as much as caution allows."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
-            self._read_more.clear()
-            await self._read_more.wait()
-        if not self._pieces:
+            self._wake.clear()
+            await self._wake.wait()
+        most = min(self._limits.batch_records, self._caution.records)
+        if not self._pieces or (batch.may_end and batch.records + len(self._pieces[0].rows) > most):
             return None
-        fits = len(batch.ids) + len(self._pieces[0].rows) <= self._limits.batch_records
-        return self._pieces.popleft() if fits or not batch.may_end else None
+        piece = self._pieces.popleft()
+        if len(piece.rows) > most and piece.ends and not self._atomic:
+            piece, rest = piece.divided(most)
+            self._pieces.appendleft(rest)
+        self._held_records -= len(piece.rows)
+        self._held_bytes -= piece.bytes
+        self._room_made.set()
+        return piece
 
     async def _commit(self, batch: _Batch) -> None:
-        number = self._published_witness.batch + 1
-        highest_id = max(self._published_witness.highest_id, max(batch.ids))
-        assert batch.within is not None
-        entry = Entry(
-            batch=number,
-            view=self.view,
-            incarnation=self._fence.incarnation,
-            snapshot=batch.within,
-            runs=runs(batch.ids),
-            extents=tuple(batch.extents.values()),
-        )
-        records = entry.records()
-        gone = [kept for kept in self._kept.items() if kept[0] <= self._witnessed.batch]
-        kept = {**self._kept, number: len(records)}
-        tombstones: list[LedgerRecord] = []
-        for old, chunks in gone:
-            tombstones += [(chunk_key(old, chunk), None) for chunk in range(chunks)]
-            del kept[old]
-        head = Head(
-            outbox_id=self._fence.outbox_id,
-            incarnation=self._fence.incarnation,
-            view=self.view,
-            batch=number,
-            witnessed=self._witnessed.batch,
-            highest_id=highest_id,
-            beats=self._beats,
-            kept=tuple(kept.items()),
-        )
-        offset = await self._log.commit([*records, *tombstones, head.record()])
-        self._kept = kept
-        self._published_witness = replace(self._published_witness, batch=number, offset=offset, highest_id=highest_id)
-        batch.witness = self._published_witness
-        self._unpurged.append(batch)
-        self._unpurged_records += len(batch.ids)
+        entry = batch.entry(self._ledger.next_batch, view=self.view, incarnation=self._fence.incarnation)
+        highest_id = batch.highest_id
+        offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
+        batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)
+        self._unpurged.append((entry, batch))
+        self._unpurged_records += batch.records
         self._committed.set()
 
-    async def _purge(self) -> None:
+    async def _settle(self) -> None:
         while self._unpurged or not self._all_committed:
             if not self._unpurged:
                 self._committed.clear()
                 await self._committed.wait()
                 continue
-            batch = self._unpurged[0]
-            assert batch.within is not None
+            entry, batch = self._unpurged[0]
+            await self._complete(entry)
             assert batch.witness is not None
-            flushed = await self._table.purge_published(self.view, batch.ids, batch.within)
-            self._flushed = max(self._flushed, flushed)
-            self._purged_witness = batch.witness
+            self._ledger.settled = batch.witness
             self._unpurged.popleft()
-            self._unpurged_records -= len(batch.ids)
+            self._unpurged_records -= batch.records
             self._count(batch.topics)
-            self._purged_some.set()
+            self._tell_of(batch)
+            self._settled_some.set()
+            if batch.unparked:
+                self._attended.set()
+
+    def _tell_of(self, batch: _Batch) -> None:
+        if batch.refused:
+            self._report("parked", refused=len(batch.refused), waiting=len(batch.waiting), reasons=batch.reasons())
+
+    async def _attend(self) -> None:
+        while True:
+            await asyncio.sleep(_ATTENDING_INTERVAL)
+            if not self._parked:
+                continue
+            self._parked.gone(await self._table.discard_requested(self.view))
+            self._attended.clear()
+            self._due = await self._table.parked_due(max_records=self._limits.batch_records)
+            if self._due:
+                self._wake.set()
+                await self._attended.wait()  # what is under way would be found due again
 
     def _to_witness(self) -> Witness | None:
-        return self._purged_witness if self._purged_witness != self._witnessed else None
+        return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None
 
     def _told(self, pulse: Pulse, witness: Witness | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its
         # way.
-        self._witnessed = witness or self._witnessed
-        self._beats = pulse.beats
-        require_pulse(self._fence, pulse, highest_id=self._witnessed.highest_id)
+        self._ledger.witnessed = witness or self._ledger.witnessed
+        self._ledger.beats = pulse.beats
+        require_pulse(self._fence, pulse, highest_id=self._ledger.witnessed.highest_id)
 
 
 class SettlingTerm(ExactlyOnceTerm):

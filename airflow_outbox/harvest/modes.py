@@ -19,7 +19,8 @@ from uuid import UUID
 from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
-from airflow_outbox.harvest.ports import Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
+from airflow_outbox.harvest.ports import Events, Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
+from airflow_outbox.harvest.protocol.parking import Caution
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
@@ -40,6 +41,7 @@ class Modes:
         limits: Limits,
         atomic: bool = False,
         stamp_names: StampNames | None = None,
+        report: Events,
     ) -> None:
         self.delivery = delivery
         self._table = table
@@ -48,6 +50,8 @@ class Modes:
         self._limits = limits
         self._atomic = atomic
         self._stamp_names = stamp_names
+        self._report = report
+        self._caution = Caution(most=limits.batch_records)
 
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
@@ -63,6 +67,8 @@ class Modes:
                     log=transactional_log,
                     limits=self._limits,
                     published=published,
+                    caution=self._caution,
+                    report=self._report,
                     atomic=self._atomic,
                     stamp_names=self._stamp_names,
                 )
@@ -77,6 +83,8 @@ class Modes:
                     log=transactional_log,
                     limits=self._limits,
                     published=published,
+                    caution=self._caution,
+                    report=self._report,
                 )
                 yield settling
                 witness = settling.witness

@@ -15,7 +15,8 @@ from uuid import UUID
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.election import Change, Standing
-from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord, Parked
+from airflow_outbox.harvest.protocol.parking import Lane, Refusal
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
@@ -86,6 +87,27 @@ class Table(Protocol):
 
         Waits for no lock, and for no other call.
         """
+
+    async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
+        """How many records wait in each parked lane, and the topics that are parked as such."""
+
+    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot) -> None:
+        """Move records into the parked table, as far as the snapshot sees their transactions. Raises FencedError."""
+
+    async def parked_due(self, *, max_records: int) -> Sequence[OutboxRow]:
+        """Parked records to publish now, in order: of the lanes in which any is to be tried, from the first one on.
+
+        In place of an id each has its number in the parked table.
+        """
+
+    async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
+        """Delete parked records, by number; the next ones of their lanes are due. Raises FencedError."""
+
+    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal]) -> None:
+        """Note, by number, that parked records were refused again, and when to try again. Raises FencedError."""
+
+    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
+        """Discard what operators have asked to discard; the lanes, once for each record. Raises FencedError."""
 
     async def heartbeat(
         self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
@@ -166,8 +188,17 @@ class TransactionalLog(Protocol):
     async def begin(self) -> None:
         """Begin a transaction."""
 
+    async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
+        """Which of these rows Kafka would refuse, by id, as far as can be told without sending them.
+
+        `again` asks about topics, too, that were refused before.
+        """
+
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows in the open transaction, in their order, and wait until Kafka has them; where they are."""
+        """Send rows in the open transaction, in their order, and wait until Kafka has them; where they are.
+
+        Raises RecordsRefusedError when it is the records that Kafka does not take.
+        """
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
         """Write records into the ledger and commit the transaction; the last one's offset in the ledger."""

@@ -13,14 +13,27 @@ from uuid import UUID
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.protocol.ledger import Parked, expanded
+from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import Length, Page, Reading
+from airflow_outbox.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.parked import ParkedTable, Why
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord, OutboxTable, connect
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+_TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
+_FIRST_DELAY = 5.0
+
+
+def _why(refusal: Refusal | None) -> Why:
+    if refusal is None:
+        return Why(None, None, None)
+    return Why(refusal.cause.value, refusal.reason, _FIRST_DELAY if refusal.cause.can_pass else None)
 
 
 class PostgresTable:
@@ -105,6 +118,43 @@ class PostgresTable:
     async def require_fence(self, view: UUID) -> None:
         async with self._within(self._patience):
             await self._look(OutboxTable.require_fence, view)
+
+    async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
+        return await self._parked(ParkedTable.lanes)
+
+    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot) -> None:
+        records: dict[int, Why] = {}
+        for group in parked:
+            why = _why(None if group.cause is None else Refusal(Cause(group.cause), group.reason or ""))
+            records.update(dict.fromkeys(expanded(group.runs), why))
+        await self._parked(ParkedTable.park, view, records, snapshot)
+
+    async def parked_due(self, *, max_records: int) -> Sequence[OutboxRow]:
+        return await self._parked(ParkedTable.due, max_records=max_records)
+
+    async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
+        await self._parked(ParkedTable.unpark, view, numbers)
+
+    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal]) -> None:
+        await self._parked(
+            ParkedTable.note_refusals, view, {number: _why(refusal) for number, refusal in refusals.items()}
+        )
+
+    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
+        return await self._parked(ParkedTable.discard_requested, view)
+
+    async def _parked(
+        self,
+        method: Callable[Concatenate[ParkedTable, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        def call(table: OutboxTable) -> Result:
+            parked = ParkedTable(table.connection, table.name, table.columns, topic_causes=_TOPIC_CAUSES)
+            return method(parked, *args, **kwargs)
+
+        async with self._within(self._statement_timeout):
+            return await self._purging.call(call)
 
     async def heartbeat(
         self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None

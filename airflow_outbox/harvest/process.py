@@ -24,6 +24,7 @@ from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.harvest.tokens import TokenSource
+from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.table import Identity, OutboxTable, connect
@@ -84,8 +85,10 @@ async def harvest(
     async def new_log() -> Log:
         return await KafkaLog.open(producer_settings(config))
 
+    book = TopicBook(config.kafka)
+
     async def new_transactional_log() -> TransactionalLog:
-        return await KafkaTransactionalLog.open(config, names, SHARD)
+        return await KafkaTransactionalLog.open(config, names, shard=SHARD, book=book)
 
     # Settings that the client refuses are found now, not when this member comes to lead.
     await (await (new_transactional_log if config.delivery == "exactly_once" else new_log)()).close()
@@ -105,6 +108,7 @@ async def harvest(
             new_log=new_log,
             new_transactional_log=new_transactional_log,
             limits=config.limits,
+            report=events,
             atomic=config.atomic,
             stamp_names=StampNames(**config.transaction_headers.model_dump()),
         ),

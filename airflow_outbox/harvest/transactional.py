@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
-from airflow_outbox.errors import KafkaError, PublishError
+from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
 from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, header_pairs, producer_settings, shown
+from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, producer_settings, shown
 from airflow_outbox.harvest.ledger_reader import LedgerReader
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction
+from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.pages import OutboxRow
 
 logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset(
+    {
+        BrokerError.MSG_SIZE_TOO_LARGE,
+        BrokerError.RECORD_LIST_TOO_LARGE,
+        BrokerError.INVALID_MSG,
+        BrokerError.INVALID_MSG_SIZE,
+        BrokerError.INVALID_RECORD,
+        BrokerError.INVALID_TIMESTAMP,
+        BrokerError.TOPIC_EXCEPTION,
+        BrokerError.TOPIC_AUTHORIZATION_FAILED,
+        BrokerError.UNKNOWN_TOPIC_OR_PART,
+        BrokerError.POLICY_VIOLATION,
+        BrokerError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        BrokerError._UNKNOWN_TOPIC,
+        BrokerError._UNKNOWN_PARTITION,
+    }
+)
+"""What says that Kafka does not take the records, as opposed to that it takes nothing at the moment."""
 
 _CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
@@ -86,14 +108,17 @@ def _refusal(error: BrokerError, transactional_id: str) -> str:
 class KafkaTransactionalLog:
     """Publishes the batches of one term. One thread makes all calls to the client, in turn."""
 
-    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int) -> None:
+    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int, book: TopicBook) -> None:
         """With tokens it waits for one: use `open`."""
+        self._book = book
         self.transactional_id = producer_id(names, shard)
         self._config = config
         self._names = names
         self._shard = shard
         self._patience = config.limits.transaction_timeout
         self._settings = transactional_settings(config, self.transactional_id)
+        if book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
+            self._settings["batch.size"] = min(book.smallest_max_bytes, int(self._settings["batch.size"]))
         self._transaction = Transaction()
         self._complaint: str | None = None
         self._extents: dict[tuple[str, int], list[int]] = {}
@@ -108,9 +133,12 @@ class KafkaTransactionalLog:
         self._worker = Worker("outbox-publish", when_idle=lambda: self._producer.poll(0))
 
     @classmethod
-    async def open(cls, config: HarvestConfig, names: KafkaNames, shard: int) -> Self:
-        """A new producer. Raises KafkaError for settings that Kafka's client refuses."""
-        return await asyncio.to_thread(cls, config, names, shard)
+    async def open(cls, config: HarvestConfig, names: KafkaNames, *, shard: int, book: TopicBook) -> Self:
+        """A new producer. `book` is what the process knows of topics.
+
+        Raises KafkaError for settings that Kafka's client refuses.
+        """
+        return await asyncio.to_thread(cls, config, names, shard, book)
 
     async def fence(self, transactional_id: str) -> None:
         if transactional_id == self.transactional_id:
@@ -124,6 +152,9 @@ class KafkaTransactionalLog:
     async def begin(self) -> None:
         await self._worker.call(self._begin)
 
+    async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
+        return await self._worker.call(self._book.examine, rows, provoke=self._provoke, again=again)
+
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
         return await self._worker.call(self._publish, rows)
 
@@ -135,6 +166,10 @@ class KafkaTransactionalLog:
 
     def _fence(self) -> None:
         self._repeat(Call.FENCE, self._producer.init_transactions)
+
+    def _provoke(self, topic: str) -> None:
+        with contextlib.suppress(KafkaException):
+            self._producer.list_topics(topic, _CALL_TIME)
 
     def _begin(self) -> None:
         self._transaction.begins(Call.BEGIN)
@@ -154,13 +189,13 @@ class KafkaTransactionalLog:
                     topic,
                     key=key,
                     value=value,
-                    headers=header_pairs(names, values) if names or values else None,
+                    headers=list(zip(names, values)) if names else None,  # type: ignore[arg-type]  # noqa: B905
                     partition=PARTITION_BY_KEY if partition is None else partition,
                 )
-            except (KafkaException, BufferError, PublishError, ValueError, TypeError) as error:
-                name = f"record {number} (topic {topic}, key {shown(key)})"
-                reason = self._why(error.args[0]) if isinstance(error, KafkaException) else str(error)
-                raise self._transaction.given_up(Call.PUBLISH, f"{name} was not published: {reason}") from error
+            except (KafkaException, BufferError, ValueError, TypeError) as error:
+                reason = self._why(error.args[0], topic) if isinstance(error, KafkaException) else str(error)
+                self._transaction.given_up(Call.PUBLISH, reason)
+                raise RecordsRefusedError(reason, records=[number]) from error
         self._flush(Call.PUBLISH)
         self._transaction.succeeded(Call.PUBLISH)
         return [Extent(*place, *extent) for place, extent in self._extents.items()]
@@ -182,7 +217,8 @@ class KafkaTransactionalLog:
             if time.monotonic() > deadline:
                 raise self._transaction.given_up(call, self._complaint or "Kafka has not taken records in time")
         if self._refused is not None:
-            raise self._transaction.given_up(call, str(self._refused))
+            self._transaction.given_up(call, str(self._refused))
+            raise self._refused
 
     def _repeat(self, call: Call, function: Callable[[float], None]) -> None:
         """Make a call that may be made again, until its deadline."""
@@ -203,8 +239,13 @@ class KafkaTransactionalLog:
     def _delivered(self, error: BrokerError | None, message: Message) -> None:
         topic = cast("str", message.topic())
         if error is not None:
-            name = f"a record (topic {topic}, key {shown(message.key() or b'')})"
-            self._refused = self._refused or PublishError(f"{name} was not published: {self._why(error, topic)}")
+            if error.code() in _REFUSALS:
+                self._book.doubt(topic)
+                known = isinstance(self._refused, RecordsRefusedError)
+                self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)
+            elif self._refused is None and error.code() != BrokerError._PURGE_QUEUE:
+                name = f"a record (topic {topic}, key {shown(message.key() or b'')})"
+                self._refused = PublishError(f"{name} was not published: {self._why(error, topic)}")
             return
         partition, offset = cast("int", message.partition()), cast("int", message.offset())
         extent = self._extents.get((topic, partition))

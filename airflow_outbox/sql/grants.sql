@@ -17,11 +17,12 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT, UPDATE ON {leader} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {parked} TO {role};
 
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted} TO {role};
+GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked} TO {role};
 
 -- job --
 -- For a job that commits once under an id, beside what `stash` allows: its staging tables and the list of commits.

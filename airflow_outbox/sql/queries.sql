@@ -366,3 +366,4 @@ FROM pg_class WHERE oid = to_regclass(%(table)s)
 -- which nobody can read or write meanwhile; rows that are there get the id of this transaction.
 ALTER TABLE {outbox} ADD COLUMN transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id();
 CREATE INDEX ON {outbox} (transaction_id);
+ALTER TABLE {parked} ADD COLUMN IF NOT EXISTS transaction_id XID8;

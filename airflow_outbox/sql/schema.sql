@@ -68,4 +68,25 @@ CREATE TABLE {commits} (
     PRIMARY KEY (app_id, version)
 );
 
+-- Records that could not be published, and those that wait behind them; what was discarded stays until it is purged.
+CREATE TABLE {parked} (LIKE {outbox});
+ALTER TABLE {parked}
+    DROP COLUMN leader_id,
+    ADD COLUMN number          BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    ADD COLUMN incarnation     INTEGER NOT NULL,
+    ADD COLUMN cause           TEXT,
+    ADD COLUMN reason          TEXT,
+    ADD COLUMN parked_at       TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    ADD COLUMN attempts        INTEGER NOT NULL DEFAULT 0,
+    ADD COLUMN last_attempt_at TIMESTAMPTZ,
+    ADD COLUMN retry_at        TIMESTAMPTZ,
+    ADD COLUMN requested       TEXT CHECK (requested IN ('retry', 'discard')),
+    ADD COLUMN requested_by    TEXT,
+    ADD COLUMN requested_at    TIMESTAMPTZ,
+    ADD COLUMN request_reason  TEXT,
+    ADD COLUMN discarded_at    TIMESTAMPTZ;
+CREATE INDEX ON {parked} (kafka_topic, kafka_key, number) WHERE discarded_at IS NULL;
+CREATE INDEX ON {parked} (retry_at) WHERE discarded_at IS NULL AND retry_at IS NOT NULL;
+CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS NOT NULL;
+
 INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 3);

@@ -3,9 +3,9 @@
 An entry is written in the same Kafka transaction as the batch that it describes, so it is there exactly when the batch
 is. Its keys:
 
-- `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went. A batch with
-  many scattered ids takes several chunks. They are deleted (a null value) once Postgres has witnessed that the batch
-  is purged.
+- `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went; and which
+  records were parked, with the reason, or published from among the parked ones. Many scattered ids take several chunks.
+  They are deleted (a null value) once Postgres has witnessed that the batch is purged.
 - `head`, the last record of each transaction: the last batch, the last one *witnessed*, the highest id that was ever
   published, and the batches whose entries are still to be deleted.
 
@@ -33,6 +33,8 @@ HEAD = "head"
 FORMAT = 1
 _RUNS_A_CHUNK = 20_000  # of at most some 40 bytes each: below the 1 MB that a broker takes by default
 
+Run = tuple[int, int]
+
 LedgerRecord = tuple[str, str | None]
 """Key and value of a record in the ledger."""
 
@@ -53,22 +55,38 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """Records that were set aside for one reason; without a cause, because they come after another in their lane."""
+
+    cause: str | None
+    reason: str | None
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """A committed batch. `runs` are its ids in published order: first and last of each run of consecutive ids."""
+    """A committed batch.
+
+    `runs` are the ids of its records in published order: first and last of each run of consecutive ids. `parked` are
+    records that were set aside instead, `unparked` ids of records that were published from the parked table.
+    """
 
     batch: int
     view: UUID
     incarnation: int
     snapshot: Snapshot
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[Run, ...]
     extents: tuple[Extent, ...]
+    parked: tuple[Parked, ...] = ()
+    unparked: tuple[Run, ...] = ()
 
     def ids(self) -> list[int]:
-        return [number for first, last in self.runs for number in range(first, last + 1)]
+        """The ids of the records that were published from the outbox."""
+        return expanded(self.runs)
 
     def records(self) -> list[LedgerRecord]:
         """The entry as records of the ledger, in chunks."""
-        chunks = [self.runs[at : at + _RUNS_A_CHUNK] for at in range(0, len(self.runs), _RUNS_A_CHUNK)] or [()]
+        chunks = list(_chunked([self.runs, self.unparked, *(parked.runs for parked in self.parked)]))
         return [
             (
                 chunk_key(self.batch, number),
@@ -80,7 +98,11 @@ class Entry:
                     view=str(self.view),
                     incarnation=self.incarnation,
                     snapshot=str(self.snapshot),
-                    runs=chunk,
+                    runs=chunk[0],
+                    unparked=chunk[1],
+                    parked=[
+                        [parked.cause, parked.reason, part] for parked, part in zip(self.parked, chunk[2:], strict=True)
+                    ],
                     extents=[list(asdict(extent).values()) for extent in self.extents] if number == 0 else [],
                 ),
             )
@@ -153,14 +175,27 @@ def chunk_key(batch: int, chunk: int) -> str:
     return f"batch/{batch}/{chunk}"
 
 
-def runs(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def runs(ids: Sequence[int]) -> tuple[Run, ...]:
     """Ids as first and last of each run of consecutive ones. Exact: nothing between two runs is meant."""
     if ids and ids[-1] - ids[0] == len(ids) - 1 and all(map(int.__lt__, ids, ids[1:])):
         return ((ids[0], ids[-1]),)
     return tuple(_runs(ids))
 
 
-def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+def expanded(runs: Iterable[Run]) -> list[int]:
+    """The ids of runs."""
+    return [number for first, last in runs for number in range(first, last + 1)]
+
+
+def _chunked(groups: Sequence[Sequence[Run]]) -> Iterator[list[Sequence[Run]]]:
+    """Groups of runs in chunks of as many groups, with a bounded number of runs in each chunk; at least one chunk."""
+    longest = max(len(group) for group in groups)
+    share = max(1, _RUNS_A_CHUNK // len(groups))
+    for at in range(0, max(longest, 1), share):
+        yield [group[at : at + share] for group in groups]
+
+
+def _runs(ids: Sequence[int]) -> Iterator[Run]:
     first = last = None
     for number in ids:
         if last is None or first is None:
@@ -184,9 +219,18 @@ def _entry(parts: list[dict[str, Any]]) -> Entry:
         view=UUID(first["view"]),
         incarnation=int(first["incarnation"]),
         snapshot=Snapshot.parse(first["snapshot"]),
-        runs=tuple((int(low), int(high)) for part in parts for low, high in part["runs"]),
+        runs=_joined(part["runs"] for part in parts),
         extents=tuple(Extent(*extent) for extent in first["extents"]),
+        parked=tuple(
+            Parked(cause, reason, _joined(part["parked"][place][2] for part in parts))
+            for place, (cause, reason, _) in enumerate(first["parked"])
+        ),
+        unparked=_joined(part["unparked"] for part in parts),
     )
+
+
+def _joined(parts: Iterable[Iterable[Sequence[int]]]) -> tuple[Run, ...]:
+    return tuple((int(first), int(last)) for part in parts for first, last in part)
 
 
 def _head(values: dict[str, Any]) -> Head:

@@ -1,10 +1,11 @@
-"""Parking: a record that can't be published is set aside, and with it the later records of its topic and key; all others
-go on.
+"""Parking: a record that can't be published is set aside, and with it the later records of its topic and key; all
+others go on.
 
 A *lane* is a topic and key. A *refusal* is why a record can't go out, and whether that can pass by itself. The refused
 record and what follows it in its lane *wait* in the parked table, in id order, until the queue of the lane is empty:
 
-    FLOWING ──refused──► PARKED: every later record of the lane is diverted ──the last one published or discarded──► FLOWING
+    FLOWING ──refused──► PARKED: every later record of the lane is diverted ──the last one published or discarded──►
+    FLOWING
                            ▲     │ retry: publish from the head of the queue
                            └─────┘ refused again
 
@@ -147,17 +148,30 @@ class Caution:
 
     def __init__(self, *, most: int) -> None:
         self._most = most
+        self._reason = ""
         self.records = most
-        self.condemned: dict[int, Refusal] = {}
+        self.condemned: dict[bool, dict[int, Refusal]] = {False: {}, True: {}}  # of the outbox; of the parked table
 
-    def failed(self, ids: Sequence[int], reason: str) -> None:
-        """A batch of these records was refused as a whole, and nobody knows which of them is the reason."""
+    def failed(self, ids: Sequence[int], reason: str, *, explained: bool, parked: bool) -> None:
+        """A batch of these records, of the outbox or `parked` ones, was refused as a whole.
+
+        `explained`: the next examination of the records will tell which of them are the reason. It is believed once.
+        """
+        again, self._reason = reason == self._reason, reason
+        if explained and not again:
+            return
         if len(ids) == 1:
-            self.condemned[ids[0]] = Refusal(Cause.REFUSED, reason)
+            self.condemned[parked][ids[0]] = Refusal(Cause.REFUSED, reason)
             self.records = self._most
         else:
             self.records = max(1, min(self.records, len(ids)) // 2)
 
     def succeeded(self) -> None:
         """A batch was committed."""
+        self._reason = ""
         self.records = min(self._most, 2 * self.records)
+
+    def forget(self, ids: Iterable[int], *, parked: bool) -> None:
+        """These were found refused, and that is on record."""
+        for identity in ids:
+            self.condemned[parked].pop(identity, None)

@@ -1,0 +1,55 @@
+"""What a term remembers of the ledger, and what it writes next into it (`protocol.ledger`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+from airflow_outbox.fence import Fence, Witness
+from airflow_outbox.harvest.protocol.ledger import Entry, Head, LedgerRecord, chunk_key
+from airflow_outbox.harvest.protocol.recovery import Recovery
+
+
+class LedgerKeeping:
+    """One term's. `published` is what holds when all that is committed is settled in Postgres, `settled` what holds
+    now, and `witnessed` what Postgres has durably recorded of it.
+    """
+
+    def __init__(self, view: UUID, fence: Fence, recovery: Recovery) -> None:
+        self.published = self.settled = self.witnessed = recovery.witness
+        self.beats = fence.beats + 1  # by `begin`
+        self._view = view
+        self._fence = fence
+        self._kept = dict(recovery.kept)
+        self._keeping = self._kept
+
+    @property
+    def next_batch(self) -> int:
+        return self.published.batch + 1
+
+    def records(self, entry: Entry, *, highest_id: int) -> list[LedgerRecord]:
+        """What to write with a batch: its entry, the deletion of entries that are witnessed, and the head."""
+        records = entry.records()
+        gone = [kept for kept in self._kept.items() if kept[0] <= self.witnessed.batch]
+        self._keeping = {**self._kept, entry.batch: len(records)}
+        for batch, chunks in gone:
+            records += [(chunk_key(batch, chunk), None) for chunk in range(chunks)]
+            del self._keeping[batch]
+        head = Head(
+            outbox_id=self._fence.outbox_id,
+            incarnation=self._fence.incarnation,
+            view=self._view,
+            batch=entry.batch,
+            witnessed=self.witnessed.batch,
+            highest_id=max(highest_id, self.published.highest_id),
+            beats=self.beats,
+            kept=tuple(self._keeping.items()),
+        )
+        return [*records, head.record()]
+
+    def committed(self, entry: Entry, *, offset: int, highest_id: int) -> Witness:
+        """The records are committed, the last one at this offset; what holds once the batch is settled."""
+        self._kept = self._keeping
+        highest_id = max(highest_id, self.published.highest_id)
+        self.published = replace(self.published, batch=entry.batch, offset=offset, highest_id=highest_id)
+        return self.published

@@ -1,0 +1,161 @@
+"""What is known of the topics that records go to, so that a record that Kafka will refuse is found before it is sent.
+
+A topic is looked up when its first record comes: whether it is there, may be written to, and how many partitions it
+has. What is known holds until Kafka refuses something of the topic (`doubt`); then it is looked up again, and with it
+the size of the largest record that it takes, if that may be asked.
+
+One book lasts as long as the process, and is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
+
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.complaints import not_allowed
+from airflow_outbox.harvest.protocol.parking import Cause, Refusal
+from airflow_outbox.pages import OutboxRow
+
+_LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_LOOKED_UP_AT_ONCE = 500
+_CREATION_TIME = 0.3
+# What Kafka adds to key, value and headers of a record, at most, with its batch around it.
+_OVERHEAD = 200
+
+
+Provoke = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it was when it was looked up: why none of its records can be published, or its partitions, and the
+    largest record that it takes (None: not known, or never asked).
+    """
+
+    refusal: Refusal | None
+    partitions: int = 0
+    max_bytes: int | None = None
+
+
+class TopicBook:
+    """Topics by name."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._kafka = kafka
+        self._cluster: Cluster | None = None
+        self._topics: dict[str, Topic] = {}
+        self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
+        self._doubted: set[str] = set()
+        self.smallest_max_bytes: int | None = None
+
+    def doubt(self, topic: str) -> None:
+        """Kafka has refused something of this topic: what is known of it holds no more."""
+        self._topics.pop(topic, None)
+        self._plain.discard(topic)
+        self._doubted.add(topic)
+
+    def examine(self, rows: Sequence[OutboxRow], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
+        """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
+
+        `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks topics up
+        that were refused before.
+        """
+        refusals: dict[int, Refusal] = {}
+        if again:
+            for name in {row[1] for row in rows}:
+                if name in self._topics and self._topics[name].refusal is not None:
+                    del self._topics[name]
+        plain = self._plain
+        for row in rows:
+            names, values = row[4], row[5]
+            if row[1] in plain and row[6] is None and len(names) == len(values):
+                if None not in names and None not in values:
+                    continue
+            elif row[1] not in self._topics:
+                self._look_up({row[1] for row in rows}, provoke)
+            refusal = self._refusal(row)
+            if refusal is not None:
+                refusals[row[0]] = refusal
+        return refusals
+
+    def _refusal(self, row: OutboxRow) -> Refusal | None:
+        _, name, key, value, header_names, header_values, partition, *_ = row
+        topic = self._topics[name]
+        if topic.refusal is not None:
+            return topic.refusal
+        if len(header_names) != len(header_values):
+            return Refusal(Cause.HEADERS, f"{len(header_names)} header names for {len(header_values)} header values")
+        if None in header_names or None in header_values:
+            return Refusal(Cause.HEADERS, "a header's name or value is null")
+        if partition is not None and partition >= topic.partitions:
+            return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
+        if topic.max_bytes is not None and _size(key, value, header_names, header_values) > topic.max_bytes:
+            return Refusal(Cause.TOO_LARGE, f"above max.message.bytes of topic {name}, {topic.max_bytes}")
+        return None
+
+    def _look_up(self, names: set[str], provoke: Provoke) -> None:
+        unknown = sorted(names - self._topics.keys())
+        for name in [name for name in unknown if not _LEGAL.fullmatch(name) or name in (".", "..")]:
+            self._topics[name] = Topic(Refusal(Cause.TOPIC_NAME, f"{name!r} is no name that Kafka allows for a topic"))
+            unknown.remove(name)
+        for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
+            missing = self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
+            if missing:
+                for name in missing:
+                    provoke(name)
+                time.sleep(_CREATION_TIME)
+                self._ask(missing)
+
+    def _ask(self, names: Sequence[str]) -> list[str]:
+        """Look topics up; the ones that are not there."""
+        self._cluster = self._cluster or Cluster(self._kafka)
+        limits = self._max_bytes([name for name in names if name in self._doubted])
+        for name, answer in self._cluster.topics(names).items():
+            topic = self._topics[name] = _topic(name, answer, limits.get(name))
+            if topic.refusal is None and topic.max_bytes is None:
+                self._plain.add(name)
+        return [name for name in names if _is_missing(self._topics[name])]
+
+    def _max_bytes(self, names: Sequence[str]) -> dict[str, int]:
+        assert self._cluster is not None
+        limits: dict[str, int] = {}
+        for name, settings in self._cluster.topic_settings(names).items():
+            if not isinstance(settings, BrokerError):
+                limits[name] = int(settings["max.message.bytes"].value)
+        known = [*limits.values(), *([self.smallest_max_bytes] if self.smallest_max_bytes else [])]
+        self.smallest_max_bytes = min(known, default=None)
+        return limits
+
+
+def _is_missing(topic: Topic) -> bool:
+    return topic.refusal is not None and topic.refusal.cause is Cause.UNKNOWN_TOPIC
+
+
+def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
+    if not isinstance(answer, BrokerError):
+        allowed = answer.authorized_operations
+        if allowed is not None and AclOperation.WRITE not in allowed:
+            return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
+        return Topic(None, len(answer.partitions), max_bytes)
+    if answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
+        return Topic(Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it"))
+    if answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+        return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
+    return Topic(Refusal(Cause.TOPIC_NAME, answer.str() or answer.name()))
+
+
+def _size(
+    key: str | bytes,
+    value: str | bytes | None,
+    names: Sequence[str | None],
+    values: Sequence[str | bytes | None],
+) -> int:
+    parts = [key, value or b"", *names, *values]
+    return _OVERHEAD + sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part is not None)

@@ -1,0 +1,126 @@
+"""Parked records in Postgres: what the leader does with them, and what operators ask of it.
+
+A leader moves records here and publishes from here; operators look, and leave requests, which only the leader carries
+out. What it means is told in `harvest.protocol.parking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from airflow_outbox.errors import FencedError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.pages import OutboxRow
+from airflow_outbox.records import Snapshot
+from airflow_outbox.sql import statements
+from airflow_outbox.table import SHARD, Column, render, translated
+
+Lane = tuple[str, str | bytes]
+_KEPT = (
+    "id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+    "kafka_partition",
+    "transaction_id",
+)
+_LONGEST_DELAY = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a record waits (without a cause: behind another), and after how many seconds to try it (None: when asked)."""
+
+    cause: str | None
+    reason: str | None
+    delay: float | None
+
+
+class ParkedTable:
+    """The leader's statements, over one connection. Methods raise PostgresError, and those with a view FencedError.
+
+    `topic_causes` are the causes that park a topic as such.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        name: OutboxName,
+        columns: Mapping[str, Column],
+        *,
+        topic_causes: Sequence[str],
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        kept = [column for column in _KEPT if column in columns]
+        has_transactions = "transaction_id" in kept
+        self._parts = {
+            "columns": sql.SQL(", ").join(map(sql.Identifier, kept)),
+            "visible": self._render("visible") if has_transactions else sql.SQL("true"),
+            "partition": sql.Identifier("kafka_partition") if "kafka_partition" in kept else sql.NULL,
+            "transaction_id": sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
+        }
+        self._causes = list(topic_causes)
+
+    def lanes(self) -> tuple[dict[Lane, int], set[str]]:
+        """How many records wait in each parked lane, and the topics that are parked as such."""
+        with translated(self._name):
+            lanes = {(topic, key): count for topic, key, count in self._execute("lanes")}
+            return lanes, {topic for (topic,) in self._execute("topics")}
+
+    def park(self, view: UUID, records: Mapping[int, Why], snapshot: Snapshot) -> None:
+        """Move records of the outbox here, by id, as far as the snapshot sees their transactions."""
+        self._fenced_unless("park", view=view, ids=list(records), snapshot=str(snapshot), **_columns(records))
+
+    def due(self, *, max_records: int) -> list[OutboxRow]:
+        """Records to publish now, in order, each with its number in place of an id."""
+        query = self._render("due", **self._parts)
+        with translated(self._name), self._connection.cursor(binary=True) as cursor:
+            cursor.execute(query, {"causes": self._causes, "max_records": max_records})
+            return cast("list[OutboxRow]", cursor.fetchall())
+
+    def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
+        """Delete records that were published, by number; the next of their lanes are due."""
+        self._fenced_unless("unpark", view=view, numbers=list(numbers), topic_causes=self._causes)
+
+    def note_refusals(self, view: UUID, refusals: Mapping[int, Why]) -> None:
+        """Records were refused again, by number; they are tried again after longer and longer delays."""
+        values = {"numbers": list(refusals), "longest_delay": _LONGEST_DELAY, **_columns(refusals)}
+        self._fenced_unless("note_refusals", view=view, **values)
+
+    def discard_requested(self, view: UUID) -> list[Lane]:
+        """Discard what operators have asked to discard; the lanes, once for each record."""
+        with translated(self._name):
+            rows = self._execute("discard_requested", view=view, topic_causes=self._causes)
+            return [(topic, key) for topic, key in rows]
+
+    def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        return render(statements("parked.sql")[statement], self._name, **parts)
+
+    def _execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
+        query = self._render(statement, **self._parts)
+        return self._connection.execute(query, {"shard": SHARD, "causes": self._causes, **values})
+
+    def _fenced_unless(self, statement: str, **values: Any) -> None:
+        with translated(self._name):
+            row = self._execute(statement, **values).fetchone()
+        if row is None or not row[0]:
+            raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
+
+
+def _columns(records: Mapping[int, Why]) -> dict[str, list[Any]]:
+    why = records.values()
+    return {
+        "causes": [each.cause for each in why],
+        "reasons": [each.reason for each in why],
+        "delays": [each.delay for each in why],
+    }

@@ -1,0 +1,135 @@
+-- Every statement about parked records. {parked}: the table; {columns}: the outbox's columns that a parked record keeps. What changes
+-- anything on the leader's behalf locks the fence row (FOR SHARE) and does nothing unless it is this view's.
+
+-- lanes --
+-- How many records wait in each lane.
+SELECT kafka_topic, kafka_key, count(*) FROM {parked} WHERE discarded_at IS NULL GROUP BY kafka_topic, kafka_key
+
+-- topics --
+-- The topics that are parked as such: a record was refused because of its topic.
+SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause = ANY(%(causes)s)
+
+-- park --
+-- Moves records out of the outbox, by exact ids and as far as the snapshot sees their transactions; says whether the fence is this view's.
+WITH fence AS MATERIALIZED (
+    SELECT incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), moved AS (
+    DELETE FROM {outbox}
+    WHERE id = ANY(%(ids)s) AND {visible} AND EXISTS (SELECT FROM fence)
+    RETURNING *
+), parked AS (
+    INSERT INTO {parked} ({columns}, incarnation, cause, reason, retry_at)
+    SELECT {columns}, incarnation, why.cause, why.reason, clock_timestamp() + why.delay * interval '1 second'
+    FROM moved
+    JOIN unnest(%(ids)s::bigint[], %(causes)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (id, cause, reason, delay)
+        USING (id)
+    CROSS JOIN fence
+    ORDER BY id
+)
+SELECT EXISTS (SELECT FROM fence)
+
+-- visible --
+-- Part of `park`, where the outbox has the column.
+pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
+
+-- due --
+-- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
+-- those of the topic. Rows as the reading of the outbox gives them, with the number in the parked table in place of the id.
+WITH asked AS MATERIALIZED (
+    SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
+    FROM {parked}
+    WHERE discarded_at IS NULL AND (requested = 'retry' OR retry_at <= clock_timestamp())
+    ORDER BY number
+    LIMIT %(max_records)s
+)
+SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, 0::bigint, {transaction_id}
+FROM {parked} AS parked
+WHERE discarded_at IS NULL
+  AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM asked)
+       OR kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic))
+ORDER BY number
+LIMIT %(max_records)s
+
+-- unpark --
+-- Deletes parked records that were published; the next of their lanes are due. A retry that was asked for goes on with the next.
+WITH fence AS MATERIALIZED (
+    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), gone AS (
+    DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING kafka_topic, kafka_key, cause
+), next AS (
+    UPDATE {parked} SET retry_at = clock_timestamp()
+    WHERE number IN (
+        SELECT min(number) FROM {parked}
+        WHERE discarded_at IS NULL AND number <> ALL(%(numbers)s)
+          AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM gone)
+               OR kafka_topic IN (SELECT kafka_topic FROM gone WHERE cause = ANY(%(topic_causes)s)))
+        GROUP BY kafka_topic, kafka_key
+    )
+)
+SELECT EXISTS (SELECT FROM fence)
+
+-- note_refusals --
+-- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. A retry that was asked
+-- of others in their lanes is answered with that.
+WITH fence AS MATERIALIZED (
+    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), refused AS (
+    UPDATE {parked} AS parked
+    SET cause = why.cause, reason = why.reason, requested = NULL, attempts = attempts + 1, last_attempt_at = clock_timestamp(),
+        retry_at = clock_timestamp() + least(why.delay * 2 ^ least(attempts, 30), %(longest_delay)s) * interval '1 second'
+    FROM unnest(%(numbers)s::bigint[], %(causes)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
+    WHERE parked.number = why.number AND EXISTS (SELECT FROM fence)
+), answered AS (
+    UPDATE {parked} SET requested = NULL
+    WHERE discarded_at IS NULL AND requested = 'retry' AND number <> ALL(%(numbers)s) AND EXISTS (SELECT FROM fence)
+      AND (kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM {parked} WHERE number = ANY(%(numbers)s))
+)
+SELECT EXISTS (SELECT FROM fence)
+
+-- discard_requested --
+-- Takes out of their lanes what operators have asked to discard; the records stay in the table. The next of their lanes are due.
+WITH fence AS MATERIALIZED (
+    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), discarded AS (
+    UPDATE {parked} SET discarded_at = clock_timestamp(), retry_at = NULL
+    WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence)
+    RETURNING number, kafka_topic, kafka_key, cause
+), next AS (
+    UPDATE {parked} SET retry_at = clock_timestamp()
+    WHERE number IN (
+        SELECT min(number) FROM {parked}
+        WHERE discarded_at IS NULL AND requested IS DISTINCT FROM 'discard'
+          AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM discarded)
+               OR kafka_topic IN (SELECT kafka_topic FROM discarded WHERE cause = ANY(%(topic_causes)s)))
+        GROUP BY kafka_topic, kafka_key
+    )
+)
+SELECT kafka_topic, kafka_key FROM discarded
+
+-- ask --
+-- Asks the leader to retry or discard records.
+UPDATE {parked}
+SET requested = %(request)s, requested_by = current_user, requested_at = clock_timestamp(), request_reason = %(reason)s
+WHERE discarded_at IS NULL AND {chosen}
+
+-- forget --
+-- Removes discarded records for good.
+DELETE FROM {parked} WHERE discarded_at IS NOT NULL AND {chosen}
+
+-- chosen --
+-- Part of the statements that operators' commands use: which records are meant.
+(%(topic)s::text IS NULL OR kafka_topic = %(topic)s) AND (%(key)s::text IS NULL OR kafka_key = {key})
+AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
+
+-- list --
+-- Parked records, in order; of those that wait, or of those that were discarded.
+SELECT id, kafka_topic, kafka_key, transaction_id::text, cause, reason, attempts, create_time, parked_at, retry_at, requested, requested_by,
+       requested_at, request_reason, discarded_at
+FROM {parked}
+WHERE (discarded_at IS NOT NULL) = %(discarded)s AND {chosen}
+ORDER BY number
+LIMIT %(limit)s
+
+-- show --
+-- Parked records whole.
+SELECT * FROM {parked} WHERE {chosen} ORDER BY number LIMIT %(limit)s
