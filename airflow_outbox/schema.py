@@ -17,7 +17,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import migrations, script, statements
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable, read_columns, render, translated
 
-Role = Literal["stash", "harvest", "look", "job"]
+Role = Literal["stash", "harvest", "look", "operate", "job"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 GOHARVEST_COLUMNS = frozenset(
@@ -81,11 +81,11 @@ def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName
 
 
 def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:
-    """The statements that let `grantee` do what `role` does: stash, harvest, look, or job (stash, and commit once
-    under an id).
+    """The statements that let `grantee` do what `role` does: stash, harvest, look, operate (look, and ask the leader
+    for things), or job (stash, and commit once under an id).
     """
     columns = OutboxTable(connection, name).columns
-    parts: list[str] = ["stash", "job"] if role == "job" else [role]
+    parts: list[str] = {"job": ["stash", "job"], "operate": ["look", "operate"]}.get(role, [role])
     if "stash" in parts and "kafka_partition" in columns:
         parts.append("stash_partition")
     with translated(name):

@@ -12,6 +12,7 @@ from psycopg.rows import class_row
 
 from airflow_outbox.errors import OutboxMissingError
 from airflow_outbox.names import OutboxName
+from airflow_outbox.parked_requests import ParkedCounts, ParkedRequests
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable, render, translated
 
@@ -35,7 +36,9 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """An outbox as a whole: records that wait, and for how many seconds the oldest has been waiting."""
+    """An outbox as a whole: records that wait, and for how many seconds the oldest has been waiting; those that are
+    parked are none of them.
+    """
 
     outbox: str
     outbox_id: UUID
@@ -43,6 +46,7 @@ class OutboxStatus:
     backlog: int
     oldest_age: float | None
     shards: list[ShardStatus]
+    parked: ParkedCounts
 
 
 def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxStatus:
@@ -55,7 +59,8 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
         with connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
             shards = cursor.execute(_query("status", name)).fetchall()
         backlog, oldest_age = connection.execute(_query("backlog", name)).fetchone() or (0, None)
-    return OutboxStatus(str(name), identity.outbox_id, identity.incarnation, backlog, oldest_age, shards)
+    parked = ParkedRequests(connection, name).counts()
+    return OutboxStatus(str(name), identity.outbox_id, identity.incarnation, backlog, oldest_age, shards, parked)
 
 
 def ask_pause(connection: psycopg.Connection[Any], name: OutboxName, *, paused: bool) -> None:

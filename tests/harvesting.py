@@ -28,6 +28,13 @@ from airflow_outbox.table import OutboxTable
 PARTITIONS = 4
 COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
 CHILD = [sys.executable, "-m", "airflow_outbox.harvest"]
+GOHARVEST_TABLE = """
+CREATE TABLE {} (
+    id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,
+    kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,
+    kafka_header_values TEXT[] NOT NULL, leader_id UUID
+)
+"""
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from airflow_outbox.check import Severity, acls, examine
 from airflow_outbox.cli.adopt import adopt_command
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
+from airflow_outbox.cli.parked import parked
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
@@ -33,7 +34,7 @@ def main() -> None:
     """Get events out of Postgres into Kafka: make, examine and harvest an outbox."""
 
 
-for operation in (status, pause, resume, handover, pump_command, adopt_command):
+for operation in (status, pause, resume, handover, pump_command, adopt_command, parked):
     main.add_command(operation)
 
 
@@ -111,12 +112,13 @@ def _print_acls(config: HarvestConfig, acl_format: str, topics: tuple[str, ...])
 @click.option("--stash", metavar="ROLE", help="May stash records.")
 @click.option("--harvest", metavar="ROLE", help="May harvest.")
 @click.option("--look", metavar="ROLE", help="May read everything.")
+@click.option("--operate", metavar="ROLE", help="May look, pause, hand over, and ask for parked records to be retried.")
 @click.option("--job", metavar="ROLE", help="May stash, and commit once under an id, as Spark jobs do.")
 def grant(path: Path, run: bool, **grantees: str | None) -> None:
     """Print, or run, the statements that give existing roles what they need."""
     wanted: list[tuple[Role, str]] = [(role, grantee) for role in ROLES if (grantee := grantees[role])]
     if not wanted:
-        raise click.UsageError("name at least one role: --stash, --harvest, --look or --job")
+        raise click.UsageError("name at least one role: --stash, --harvest, --look, --operate or --job")
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:

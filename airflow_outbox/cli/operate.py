@@ -14,6 +14,7 @@ from rich.table import Table
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.parked_requests import ParkedCounts
 from airflow_outbox.pump import Load, pump
 from airflow_outbox.status import OutboxStatus, ShardStatus, ask_handover, ask_pause, read_status
 
@@ -108,7 +109,10 @@ def _table(status: OutboxStatus, session_timeout: float) -> Table:
     waiting = f"{status.backlog} records wait"
     if status.oldest_age is not None:
         waiting += f", the oldest for {_seconds(status.oldest_age)}"
-    table = Table(title=f"{status.outbox} ({status.outbox_id}, incarnation {status.incarnation}): {waiting}")
+    table = Table(
+        title=f"{status.outbox} ({status.outbox_id}, incarnation {status.incarnation}): {waiting}",
+        caption=_parked(status.parked),
+    )
     for heading in ("shard", "leader", "since", "view", "in flight", "records/s", "published", "last error"):
         table.add_column(heading)
     for shard in status.shards:
@@ -133,6 +137,17 @@ def _leader(shard: ShardStatus, session_timeout: float) -> str:
     if shard.silent_for > session_timeout:
         return f"nobody; {shard.member} was last heard of {_seconds(shard.silent_for)} ago"
     return f"{shard.member}{' (paused)' if shard.paused else ''}"
+
+
+def _parked(counts: ParkedCounts) -> str | None:
+    """What is parked, in words; None when nothing is."""
+    if not counts.refused and not counts.waiting:
+        return None
+    causes = ", ".join(f"{count} {cause}" for cause, count in counts.refused.items()) or "none refused"
+    text = f"parked: {causes}; {counts.waiting} wait behind them"
+    if counts.transactions_refused is not None:
+        text += f" (transactions: {counts.transactions_refused} with a refused record, {counts.transactions_held} held)"
+    return text
 
 
 def _seconds(seconds: float) -> str:

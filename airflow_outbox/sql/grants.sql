@@ -24,6 +24,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {parked} TO {role};
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked} TO {role};
 
+-- operate --
+-- To operate, beside what `look` allows: pause and hand over, and ask for parked records to be retried or discarded.
+GRANT UPDATE (paused, handover_asked_at) ON {leader} TO {role};
+GRANT UPDATE (requested, requested_by, requested_at, request_reason) ON {parked} TO {role};
+
 -- job --
 -- For a job that commits once under an id, beside what `stash` allows: its staging tables and the list of commits.
 GRANT CREATE ON SCHEMA {schema} TO {role};

@@ -107,29 +107,50 @@ WITH fence AS MATERIALIZED (
 SELECT kafka_topic, kafka_key FROM discarded
 
 -- ask --
--- Asks the leader to retry or discard records.
+-- Asks the leader to retry or discard records. Who asks, when and why stays with a record that is discarded.
 UPDATE {parked}
-SET requested = %(request)s, requested_by = current_user, requested_at = clock_timestamp(), request_reason = %(reason)s
+SET requested = %(request)s, requested_by = session_user, requested_at = clock_timestamp(), request_reason = %(reason)s
 WHERE discarded_at IS NULL AND {chosen}
 
 -- forget --
--- Removes discarded records for good.
-DELETE FROM {parked} WHERE discarded_at IS NOT NULL AND {chosen}
+-- Empties discarded records; what was discarded when, why and by whom stays. An empty slice is an empty array of whatever type.
+UPDATE {parked}
+SET kafka_value = NULL, kafka_header_keys = kafka_header_keys[1:0], kafka_header_values = kafka_header_values[1:0],
+    purged_at = clock_timestamp()
+WHERE discarded_at IS NOT NULL AND purged_at IS NULL AND {chosen}
 
 -- chosen --
 -- Part of the statements that operators' commands use: which records are meant.
-(%(topic)s::text IS NULL OR kafka_topic = %(topic)s) AND (%(key)s::text IS NULL OR kafka_key = {key})
-AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
+(%(topic)s::text IS NULL OR kafka_topic = %(topic)s::text)
+AND (%(key)s::{key_type} IS NULL OR kafka_key = %(key)s::{key_type})
+AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
 
 -- list --
--- Parked records, in order; of those that wait, or of those that were discarded.
-SELECT id, kafka_topic, kafka_key, transaction_id::text, cause, reason, attempts, create_time, parked_at, retry_at, requested, requested_by,
-       requested_at, request_reason, discarded_at
+-- Parked records without their contents, in order; of those that wait, or of those that were discarded.
+SELECT id, kafka_topic AS topic, kafka_key AS key, {transaction_id} AS transaction_id, cause, reason, attempts, create_time, parked_at,
+       last_attempt_at, retry_at, requested, requested_by, requested_at, request_reason, discarded_at, purged_at
 FROM {parked}
 WHERE (discarded_at IS NOT NULL) = %(discarded)s AND {chosen}
 ORDER BY number
 LIMIT %(limit)s
 
 -- show --
--- Parked records whole.
-SELECT * FROM {parked} WHERE {chosen} ORDER BY number LIMIT %(limit)s
+-- Parked records whole, those that wait and those that were discarded, in order.
+SELECT id, kafka_topic AS topic, kafka_key AS key, kafka_value AS value, kafka_header_keys AS header_names,
+       kafka_header_values AS header_values, {partition} AS partition, {transaction_id} AS transaction_id, cause, reason, attempts,
+       create_time, parked_at, last_attempt_at, retry_at, requested, requested_by, requested_at, request_reason, discarded_at, purged_at
+FROM {parked}
+WHERE {chosen}
+ORDER BY number
+LIMIT %(limit)s
+
+-- counts --
+-- How many records wait: by the cause of their refusal, the commonest first; null are those that wait behind others.
+SELECT cause, count(*) FROM {parked} WHERE discarded_at IS NULL GROUP BY cause ORDER BY count(*) DESC, cause
+
+-- transactions --
+-- How many source transactions have a refused record, and how many wait only because they touch the keys of such.
+SELECT count(*) FILTER (WHERE refused), count(*) FILTER (WHERE NOT refused)
+FROM (
+    SELECT bool_or(cause IS NOT NULL) AS refused FROM {parked} WHERE discarded_at IS NULL GROUP BY transaction_id
+) AS waiting

@@ -84,7 +84,8 @@ ALTER TABLE {parked}
     ADD COLUMN requested_by    TEXT,
     ADD COLUMN requested_at    TIMESTAMPTZ,
     ADD COLUMN request_reason  TEXT,
-    ADD COLUMN discarded_at    TIMESTAMPTZ;
+    ADD COLUMN discarded_at    TIMESTAMPTZ,
+    ADD COLUMN purged_at       TIMESTAMPTZ;
 CREATE INDEX ON {parked} (kafka_topic, kafka_key, number) WHERE discarded_at IS NULL;
 CREATE INDEX ON {parked} (retry_at) WHERE discarded_at IS NULL AND retry_at IS NOT NULL;
 CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS NOT NULL;

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from harvesting import GOHARVEST_TABLE
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.names import OutboxName
@@ -16,13 +17,6 @@ from airflow_outbox.schema import ROLES, cost_of_transaction_id, grant_statement
 from airflow_outbox.stash import stash
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
-GOHARVEST_TABLE = """
-CREATE TABLE {} (
-    id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,
-    kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,
-    kafka_header_values TEXT[] NOT NULL, leader_id UUID
-)
-"""
 NAMES = ["outbox", "app.outbox", '"My Schema"."Out ""box"', "Outbox", '"Ünïcode"']
 
 

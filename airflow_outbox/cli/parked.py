@@ -1,0 +1,174 @@
+"""`airflow-outbox parked list · show · retry · discard`: look at parked records, and ask the leader to act on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
+
+_WIDTH_IN_FILES = 250
+_LISTED = ("id", "topic", "key", "cause", "reason", "attempts", "parked_at", "retry_at", "requested")
+_LISTED_DISCARDED = ("id", "topic", "key", "cause", "discarded_at", "requested_by", "request_reason", "purged_at")
+
+Command = Callable[..., None]
+
+
+def _choosing(command: Command) -> Command:
+    """The options that say which records are meant."""
+    for option in (
+        click.option("--all", "everything", is_flag=True, help="All of them."),
+        click.option("--id", "ids", type=int, multiple=True, help="These, by id in the outbox; may be repeated."),
+        click.option("--key", help="Those of this key; in a BYTEA column, \\x and hexadecimal digits, or text."),
+        click.option("--topic", help="Those of this topic."),
+    ):
+        command = option(command)
+    return command
+
+
+def _showing(command: Command) -> Command:
+    """The options of what is shown, and how much of it."""
+    formats = click.Choice(["table", "json", "yaml"])
+    command = click.option("--limit", default=1000, show_default=True, help="At most so many records.")(command)
+    return click.option("--output", type=formats, default="table", show_default=True)(command)
+
+
+def _choice(topic: str | None, key: str | None, ids: Sequence[int], *, everything: bool) -> Choice:
+    return Choice(topic=topic, key=key, ids=tuple(ids), everything=everything)
+
+
+@click.group()
+def parked() -> None:
+    """Look at records that could not be published and what waits behind them; retry or discard them."""
+
+
+@parked.command("list")
+@config_file
+@_choosing
+@_showing
+@click.option("--discarded", is_flag=True, help="Those that were discarded, instead of those that wait.")
+def list_command(
+    path: Path,
+    topic: str | None,
+    key: str | None,
+    ids: tuple[int, ...],
+    everything: bool,
+    output: str,
+    limit: int,
+    discarded: bool,
+) -> None:
+    """List parked records in their order, without their contents; all of them unless some are named."""
+    with clear_errors():
+        everything = everything or (topic is None and key is None and not ids)
+        choice = _choice(topic, key, ids, everything=everything)
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            found = ParkedRequests(connection, config.name).listed(choice, discarded=discarded, limit=limit)
+    columns = _LISTED_DISCARDED if discarded else _LISTED
+    _print(found, output, lambda rows: _side_by_side(rows, columns))
+
+
+@parked.command("show")
+@config_file
+@_choosing
+@_showing
+def show_command(
+    path: Path, topic: str | None, key: str | None, ids: tuple[int, ...], everything: bool, output: str, limit: int
+) -> None:
+    """Show parked records whole, with value and headers, those that were discarded, too."""
+    with clear_errors():
+        choice = _choice(topic, key, ids, everything=everything)
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            found = ParkedRequests(connection, config.name).whole(choice, limit=limit)
+    _print(found, output, _one_below_the_other)
+
+
+@parked.command("retry")
+@config_file
+@_choosing
+def retry_command(path: Path, topic: str | None, key: str | None, ids: tuple[int, ...], everything: bool) -> None:
+    """Ask the leader to try records again, each topic and key from its first record on."""
+    with clear_errors():
+        choice = _choice(topic, key, ids, everything=everything)
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            asked = ParkedRequests(connection, config.name).ask("retry", choice)
+    click.echo(f"asked to retry {asked} records: the leader does within seconds; `parked list` shows what is left")
+
+
+@parked.command("discard")
+@config_file
+@_choosing
+@click.option("--reason", help="Why; it is kept with the record.")
+@click.option("--purge", is_flag=True, help="Instead, empty records that were discarded before; the note of it stays.")
+def discard_command(
+    path: Path,
+    topic: str | None,
+    key: str | None,
+    ids: tuple[int, ...],
+    everything: bool,
+    reason: str | None,
+    purge: bool,
+) -> None:
+    """Ask the leader to give records up, so that the next of their topic and key can be published."""
+    if purge == bool(reason):
+        raise click.UsageError("give --reason to discard records, or --purge to empty those that were discarded")
+    with clear_errors():
+        choice = _choice(topic, key, ids, everything=everything)
+        config = HarvestConfig.from_yaml(path)
+        with database(config) as connection:
+            requests = ParkedRequests(connection, config.name)
+            count = requests.forget(choice) if purge else requests.ask("discard", choice, reason=reason)
+    if purge:
+        click.echo(f"emptied {count} discarded records; who discarded them, when and why, is still there")
+    else:
+        click.echo(f"asked to discard {count} records: the leader does within seconds")
+
+
+def _print(found: Sequence[Mapping[str, Any]], output: str, laid_out: Callable[[Sequence[Any]], Table]) -> None:
+    rows = [{name: shown(value) for name, value in row.items()} for row in found]
+    if output == "json":
+        click.echo(json.dumps(rows, default=str))
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(json.loads(json.dumps(rows, default=str)), sort_keys=False, allow_unicode=True))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = _WIDTH_IN_FILES
+        console.print(laid_out(rows))
+
+
+def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    table = Table(title=f"{len(rows)} records")
+    for name in columns:
+        table.add_column(name.replace("_", " ").removesuffix(" at"), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in columns))
+    return table
+
+
+def _one_below_the_other(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(show_header=False)
+    for row in rows:
+        for name, value in row.items():
+            table.add_row(Text(name.replace("_", " ")), _cell(value))
+        table.add_section()
+    return table
+
+
+def _cell(value: Any) -> Text:
+    """Text as it is: what a record holds is no markup."""
+    if value is None:
+        return Text("")
+    return Text(f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else str(value))

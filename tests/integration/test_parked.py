@@ -1,0 +1,285 @@
+"""`airflow-outbox parked` as typed: operators ask, and a real harvester does it."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient, NewTopic
+from harvesting import CHILD, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
+
+from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.cli import main
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
+from airflow_outbox.schema import grant_statements, init_outbox
+
+Run = Callable[..., Result]
+TOO_LARGE = "".join(random.Random(0).choices(string.ascii_letters, k=4000))  # which no compression makes small
+
+
+@pytest.fixture
+def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
+    made = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    small = NewTopic(topic_prefix + "small", 1, 1, config={"max.message.bytes": "1000"})
+    admin.create_topics([small])[small.topic].result()
+    return made
+
+
+@pytest.fixture
+def harvester(outbox: Outbox) -> Iterator[Process]:
+    process = Process(CHILD, first_line={"config": outbox.settings})
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def run(outbox: Outbox, tmp_path: Path) -> Run:
+    file = tmp_path / "outbox.yaml"
+    file.write_text(yaml.safe_dump(outbox.settings))
+
+    def run(*command: str, status: int = 0) -> Result:
+        result = CliRunner().invoke(main, [*command[:2], "-f", str(file), *command[2:]])
+        assert result.exit_code == status, result.output
+        return result
+
+    return run
+
+
+def write(outbox: Outbox, *records: OutboxRecord) -> None:
+    with psycopg.connect(outbox.database) as connection:
+        stash(connection, records)
+
+
+def listed(run: Run, *options: str) -> list[dict[str, Any]]:
+    return list(json.loads(run("parked", "list", "--output", "json", *options).stdout))
+
+
+def small(outbox: Outbox) -> str:
+    return outbox.topic.removesuffix("data") + "small"
+
+
+def missing(outbox: Outbox) -> str:
+    return outbox.topic.removesuffix("data") + "missing"
+
+
+def poison(outbox: Outbox) -> None:
+    """A record that is too large for its topic, with two behind it, and three of a topic that is not there."""
+    write(
+        outbox,
+        OutboxRecord(small(outbox), "a", TOO_LARGE, {"h": "1"}),
+        *(OutboxRecord(small(outbox), "a", str(n)) for n in (1, 2)),
+        OutboxRecord(small(outbox), "b", "free"),
+        *(OutboxRecord(missing(outbox), "k", str(n)) for n in range(3)),
+    )
+
+
+@pytest.fixture
+def poisoned(outbox: Outbox, harvester: Process) -> Outbox:
+    poison(outbox)
+    wait_until(
+        lambda: outbox.query("SELECT count(*) FROM outbox_parked")[0][0] == 6,
+        within=30,
+        doing=f"parking: {harvester.events}",
+    )
+    wait_until(lambda: outbox.left() == 0, within=30, doing="publishing the others")
+    return outbox
+
+
+def values(outbox: Outbox, topic: str) -> list[str]:
+    there = Outbox(outbox.database, outbox.bootstrap, topic)
+    return [message.value().decode() for message in there.committed()]
+
+
+def create(outbox: Outbox, topic: str) -> None:
+    AdminClient({"bootstrap.servers": outbox.bootstrap}).create_topics([NewTopic(topic, 4, 1)])[topic].result()
+
+
+def test_what_is_parked_is_listed_and_shown(poisoned: Outbox, run: Run) -> None:
+    rows = listed(run)
+    assert [(row["topic"], row["key"], row["cause"]) for row in rows] == [
+        (small(poisoned), "a", "too_large"),
+        (small(poisoned), "a", None),
+        (small(poisoned), "a", None),
+        (missing(poisoned), "k", "unknown_topic"),
+        (missing(poisoned), "k", None),
+        (missing(poisoned), "k", None),
+    ]
+    assert rows[0]["transaction_id"] == rows[-1]["transaction_id"] > 0
+    assert "Create it" in rows[3]["reason"]
+    assert len(listed(run, "--topic", small(poisoned))) == 3
+    assert [row["key"] for row in listed(run, "--key", "k")] == ["k"] * 3
+    assert [row["id"] for row in listed(run, "--id", str(rows[2]["id"]), "--id", str(rows[1]["id"]))] == [
+        rows[1]["id"],
+        rows[2]["id"],
+    ]
+    assert listed(run, "--topic", small(poisoned), "--key", "k") == []
+    assert len(listed(run, "--limit", "2")) == 2
+    (whole,) = yaml.safe_load(run("parked", "show", "--id", str(rows[0]["id"]), "--output", "yaml").stdout)
+    assert (whole["value"], whole["header_names"], whole["header_values"]) == (TOO_LARGE, ["h"], ["1"])
+    assert "too_large" in run("parked", "list").stdout
+    assert TOO_LARGE[:50] in run("parked", "show", "--topic", small(poisoned)).stdout
+
+
+def test_status_counts_what_is_parked_by_cause(poisoned: Outbox, run: Run) -> None:
+    parked = json.loads(run("status", "--output", "json").stdout)["parked"]
+    assert parked == {
+        "refused": {"too_large": 1, "unknown_topic": 1},
+        "waiting": 4,
+        "transactions_refused": 1,
+        "transactions_held": 0,
+    }
+    assert "1 too_large, 1 unknown_topic; 4 wait behind them" in run("status").stdout
+    write(poisoned, OutboxRecord(small(poisoned), "a", "3"))
+    wait_until(lambda: len(listed(run)) == 7, within=20)
+    assert json.loads(run("status", "--output", "json").stdout)["parked"]["transactions_held"] == 1
+
+
+def test_a_retry_is_carried_out_in_order_when_the_cause_is_gone(poisoned: Outbox, run: Run) -> None:
+    create(poisoned, missing(poisoned))
+    assert "asked to retry 3 records" in run("parked", "retry", "--topic", missing(poisoned)).stdout
+    wait_until(lambda: len(listed(run)) == 3, within=20, doing="the retry")
+    assert values(poisoned, missing(poisoned)) == ["0", "1", "2"]
+    config = AdminClient({"bootstrap.servers": poisoned.bootstrap})
+    enlarge(config, small(poisoned))
+    run("parked", "retry", "--all")
+    wait_until(lambda: listed(run) == [], within=20, doing="the other retry")
+    assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == [TOO_LARGE, "1", "2"]
+    assert json.loads(run("status", "--output", "json").stdout)["parked"]["refused"] == {}
+
+
+def enlarge(admin: AdminClient, topic: str) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    entry = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result()
+
+
+def test_a_retry_in_vain_is_answered_with_why(poisoned: Outbox, run: Run) -> None:
+    before = listed(run, "--topic", small(poisoned))
+    run("parked", "retry", "--id", str(before[2]["id"]))
+    wait_until(lambda: listed(run, "--id", str(before[0]["id"]))[0]["attempts"] == 1, within=20, doing="the retry")
+    after = listed(run, "--topic", small(poisoned))
+    assert [row["id"] for row in after] == [row["id"] for row in before]
+    assert {row["requested"] for row in after} == {None}
+    assert after[0]["cause"] == "too_large"
+
+
+def test_a_discarded_record_lets_the_next_ones_go_and_is_kept_until_it_is_purged(poisoned: Outbox, run: Run) -> None:
+    bad = listed(run, "--topic", small(poisoned))[0]["id"]
+    assert "asked to discard 1" in run("parked", "discard", "--id", str(bad), "--reason", "a test's own").stdout
+    wait_until(lambda: listed(run, "--topic", small(poisoned)) == [], within=20, doing="the discard")
+    assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == ["1", "2"]
+    (note,) = listed(run, "--discarded")
+    assert (note["id"], note["request_reason"], note["requested_by"], note["cause"]) == (
+        bad,
+        "a test's own",
+        poisoned.query("SELECT session_user")[0][0],
+        "too_large",
+    )
+    assert note["discarded_at"] >= note["requested_at"]
+    show = ["parked", "show", "--id", str(bad), "--output", "json"]
+    assert json.loads(run(*show).stdout)[0]["value"] == TOO_LARGE
+    assert "emptied 1" in run("parked", "discard", "--purge", "--all").stdout
+    assert "emptied 0" in run("parked", "discard", "--purge", "--all").stdout
+    (emptied,) = json.loads(run(*show).stdout)
+    assert (emptied["value"], emptied["header_names"], emptied["header_values"]) == (None, [], [])
+    assert (emptied["request_reason"], emptied["discarded_at"] is None) == ("a test's own", False)
+    assert len(listed(run)) == 3  # what waits is not touched
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["retry"], "say which records are meant"),
+        (["retry", "--all", "--topic", "t"], "say which records are meant"),
+        (["show"], "say which records are meant"),
+        (["discard", "--reason", "why"], "say which records are meant"),
+        (["discard", "--purge"], "say which records are meant"),
+        (["discard", "--all"], "--reason"),
+        (["discard", "--all", "--purge", "--reason", "why"], "--reason"),
+    ],
+)
+def test_nothing_is_done_without_a_word_about_which_and_why(run: Run, command: list[str], says: str) -> None:
+    result = run("parked", *command, status=2 if says == "--reason" else 1)
+    assert says in result.output
+
+
+def park_by_hand(connection: psycopg.Connection[Any], *keys: Any) -> None:
+    for number, key in enumerate(keys):
+        connection.execute(
+            "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
+            " kafka_header_values, incarnation, cause, reason)"
+            " VALUES (%s, now(), 't', %s, ARRAY[]::text[], ARRAY[]::text[], 1, 'refused', 'because')",
+            (number, key),
+        )
+
+
+def test_keys_of_bytes_are_typed_and_shown_as_text_or_in_hexadecimal(database: str) -> None:
+    keys = [b"plain", b"\xff\x00", b"\\x41", "ü".encode()]
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, OutboxName.parse("outbox"), key_type="bytea")
+        connection.execute("ALTER TABLE outbox_parked ALTER transaction_id DROP NOT NULL")
+        park_by_hand(connection, *keys)
+        requests = ParkedRequests(connection, OutboxName.parse("outbox"))
+        texts = [shown(row["key"]) for row in requests.listed(Choice(everything=True))]
+        assert texts == ["plain", "\\xff00", "\\x5c783431", "ü"]
+        for number, text in enumerate(texts):
+            assert [row["id"] for row in requests.listed(Choice(key=text))] == [number]
+        assert requests.ask("retry", Choice(key="\\xff00")) == 1
+        with pytest.raises(ConfigurationError, match="hexadecimal"):
+            requests.listed(Choice(key="\\xf"))
+
+
+def test_it_works_with_goharvests_table_too(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(GOHARVEST_TABLE.format("outbox"))
+        init_outbox(connection, OutboxName.parse("outbox"))
+        park_by_hand(connection, "a", "b")
+        requests = ParkedRequests(connection, OutboxName.parse("outbox"))
+        assert [row["transaction_id"] for row in requests.listed(Choice(everything=True))] == [None, None]
+        assert requests.whole(Choice(key="a"))[0]["partition"] is None
+        assert requests.ask("discard", Choice(ids=(1,)), reason="why") == 1
+        counts = requests.counts()
+        assert (counts.refused, counts.waiting, counts.transactions_refused) == ({"refused": 2}, 0, None)
+
+
+def test_who_operates_may_ask_and_do_nothing_by_hand(database: str) -> None:
+    name = OutboxName.parse("outbox")
+    with psycopg.connect(database, autocommit=True) as owner:
+        init_outbox(owner, name)
+        owner.execute("ALTER TABLE outbox_parked ALTER transaction_id DROP NOT NULL")
+        park_by_hand(owner, "a")
+        role = "operate_" + psycopg.conninfo.conninfo_to_dict(database)["dbname"][-12:]
+        owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+        try:
+            for statement in grant_statements(owner, name, "operate", role):
+                owner.execute(statement.encode())
+            with closing(psycopg.connect(database, user=role, password="secret", autocommit=True)) as connection:
+                requests = ParkedRequests(connection, name)
+                assert requests.ask("discard", Choice(everything=True), reason="why") == 1
+                assert requests.listed(Choice(everything=True))[0]["requested_by"] == role
+                for statement in (
+                    "DELETE FROM outbox_parked",
+                    "UPDATE outbox_parked SET kafka_value = ''",
+                    "UPDATE outbox_parked SET discarded_at = now()",
+                    "UPDATE outbox_leader SET view = NULL",
+                    "DELETE FROM outbox",
+                ):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        connection.execute(statement.encode())
+        finally:
+            owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
