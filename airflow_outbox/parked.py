@@ -6,7 +6,7 @@ out. What it means is told in `harvest.protocol.parking`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
@@ -16,7 +16,7 @@ from psycopg import sql
 
 from airflow_outbox.errors import FencedError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import Length, OutboxRow
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 from airflow_outbox.table import SHARD, Column, render, translated
@@ -81,12 +81,19 @@ class ParkedTable:
         """Move records of the outbox here, by id, as far as the snapshot sees their transactions."""
         self._fenced_unless("park", view=view, ids=list(records), snapshot=str(snapshot), **_columns(records))
 
-    def due(self, *, max_records: int) -> list[OutboxRow]:
+    def due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
         """Records to publish now, in order, each with its number in place of an id."""
         query = self._render("due", **self._parts)
+        values = {"causes": self._causes, "max_records": max_records, "of_all_lanes": of_all_lanes}
         with translated(self._name), self._connection.cursor(binary=True) as cursor:
-            cursor.execute(query, {"causes": self._causes, "max_records": max_records})
+            cursor.execute(query, values)
             return cast("list[OutboxRow]", cursor.fetchall())
+
+    def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
+        """How many records of each of these transactions wait, and the last one's number."""
+        with translated(self._name):
+            rows = self._execute("lengths", transaction_ids=[str(number) for number in transaction_ids])
+            return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         """Delete records that were published, by number; the next of their lanes are due."""

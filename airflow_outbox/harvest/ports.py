@@ -94,11 +94,15 @@ class Table(Protocol):
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot) -> None:
         """Move records into the parked table, as far as the snapshot sees their transactions. Raises FencedError."""
 
-    async def parked_due(self, *, max_records: int) -> Sequence[OutboxRow]:
-        """Parked records to publish now, in order: of the lanes in which any is to be tried, from the first one on.
+    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+        """Parked records to publish now, in order: of the lanes in which any is to be tried, from the first one on; or
+        `of_all_lanes`, when any is to be tried.
 
-        In place of an id each has its number in the parked table.
+        In place of an id each has its number in the parked table, and all have their transaction ids.
         """
+
+    async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        """How many parked records each of these transactions has, and the last one's number."""
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         """Delete parked records, by number; the next ones of their lanes are due. Raises FencedError."""

@@ -129,8 +129,11 @@ class PostgresTable:
             records.update(dict.fromkeys(expanded(group.runs), why))
         await self._parked(ParkedTable.park, view, records, snapshot)
 
-    async def parked_due(self, *, max_records: int) -> Sequence[OutboxRow]:
-        return await self._parked(ParkedTable.due, max_records=max_records)
+    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+        return await self._parked(ParkedTable.due, max_records=max_records, of_all_lanes=of_all_lanes)
+
+    async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        return await self._parked(ParkedTable.lengths, transaction_ids)
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         await self._parked(ParkedTable.unpark, view, numbers)

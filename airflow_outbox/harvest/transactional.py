@@ -193,12 +193,29 @@ class KafkaTransactionalLog:
                     partition=PARTITION_BY_KEY if partition is None else partition,
                 )
             except (KafkaException, BufferError, ValueError, TypeError) as error:
-                reason = self._why(error.args[0], topic) if isinstance(error, KafkaException) else str(error)
-                self._transaction.given_up(Call.PUBLISH, reason)
-                raise RecordsRefusedError(reason, records=[number]) from error
-        self._flush(Call.PUBLISH)
+                raise self._not_produced(number, topic, error) from error
+        self._flush()
         self._transaction.succeeded(Call.PUBLISH)
         return [Extent(*place, *extent) for place, extent in self._extents.items()]
+
+    def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
+        """What to raise for a record that the client does not take."""
+        reason = error.args[0] if isinstance(error, KafkaException) else error
+        if isinstance(reason, BrokerError) and reason.code() not in _REFUSALS:
+            # The transaction has failed meanwhile, for the reason that an earlier record was not delivered.
+            with contextlib.suppress(KafkaException):
+                self._producer.flush(_CALL_TIME)
+            return self._given_up(self._why(reason, topic))
+        if isinstance(error, BufferError):
+            return self._given_up("the client's queue is full")
+        text = self._why(reason, topic) if isinstance(reason, BrokerError) else str(error)
+        self._transaction.given_up(Call.PUBLISH, text)
+        return RecordsRefusedError(text, records=[number])
+
+    def _given_up(self, reason: str) -> KafkaError:
+        """The producer is of no use any more: for a record that was refused, or else for this reason."""
+        error = self._transaction.given_up(Call.PUBLISH, reason)
+        return self._refused or error
 
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
         self._transaction.begins(Call.PUBLISH)
@@ -206,19 +223,18 @@ class KafkaTransactionalLog:
             self._producer.produce(
                 self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
             )
-        self._flush(Call.PUBLISH)
+        self._flush()
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
         return self._offset
 
-    def _flush(self, call: Call) -> None:
+    def _flush(self) -> None:
         """Wait until Kafka has all that was sent."""
         deadline = time.monotonic() + self._patience
         while self._producer.flush(_CALL_TIME) and self._refused is None:
             if time.monotonic() > deadline:
-                raise self._transaction.given_up(call, self._complaint or "Kafka has not taken records in time")
+                raise self._given_up(self._complaint or "Kafka has not taken records in time")
         if self._refused is not None:
-            self._transaction.given_up(call, str(self._refused))
-            raise self._refused
+            raise self._given_up(str(self._refused))
 
     def _repeat(self, call: Call, function: Callable[[float], None]) -> None:
         """Make a call that may be made again, until its deadline."""

@@ -34,7 +34,7 @@ pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
 
 -- due --
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
--- those of the topic. Rows as the reading of the outbox gives them, with the number in the parked table in place of the id.
+-- those of the topic; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the number in the parked table in place of the id.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
     FROM {parked}
@@ -46,9 +46,17 @@ SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_hea
 FROM {parked} AS parked
 WHERE discarded_at IS NULL
   AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM asked)
-       OR kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic))
+       OR kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic)
+       OR (%(of_all_lanes)s AND EXISTS (SELECT FROM asked)))
 ORDER BY number
 LIMIT %(max_records)s
+
+-- lengths --
+-- How many records of each of these transactions wait, and the last one's number.
+SELECT transaction_id::text::bigint, count(*), max(number)
+FROM {parked}
+WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
+GROUP BY transaction_id
 
 -- unpark --
 -- Deletes parked records that were published; the next of their lanes are due. A retry that was asked for goes on with the next.

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import Length, OutboxRow
 
 Lane = tuple[str, str | bytes]
 
@@ -94,23 +94,29 @@ class ParkedLanes:
         """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
         if not refusals and not self._waiting:
             return Diversion(rows)
-        waiting, topics = self._waiting, self._topics
         published: list[OutboxRow] = []
         diversion = Diversion(published)
         for row in rows:
-            lane = row[1], row[2]
-            if lane in waiting or row[1] in topics:
+            if self.holds((row[1], row[2])):
                 diversion.waiting.append(row[0])
             elif row[0] in refusals:
-                refusal = refusals[row[0]]
-                diversion.refused[row[0]] = refusal
-                if refusal.cause.is_of_the_topic:
-                    topics.add(row[1])
+                diversion.refused[row[0]] = refusals[row[0]]
             else:
                 published.append(row)
                 continue
-            waiting[lane] += 1
+            self.wait([row], refusals)
         return diversion
+
+    def holds(self, lane: Lane) -> bool:
+        """Whether records of a lane have to wait."""
+        return lane in self._waiting or lane[0] in self._topics
+
+    def wait(self, rows: Iterable[OutboxRow], refusals: Mapping[int, Refusal]) -> None:
+        """These records are diverted."""
+        for row in rows:
+            self._waiting[row[1], row[2]] += 1
+            if row[0] in refusals and refusals[row[0]].cause.is_of_the_topic:
+                self._topics.add(row[1])
 
     def gone(self, lanes: Iterable[Lane]) -> None:
         """Waiting records were published or discarded: their lanes, once for each."""
@@ -118,25 +124,6 @@ class ParkedLanes:
         for lane in [lane for lane, count in self._waiting.items() if count <= 0]:
             del self._waiting[lane]
         self._topics &= {topic for topic, _ in self._waiting}
-
-
-def heads_until_refused(
-    rows: Iterable[OutboxRow], refusals: Mapping[int, Refusal]
-) -> tuple[list[OutboxRow], dict[int, Refusal]]:
-    """Of queues of lanes, in id order: what can be published now, and the refused heads with their refusals."""
-    published: list[OutboxRow] = []
-    stopped: set[Lane] = set()
-    refused: dict[int, Refusal] = {}
-    for row in rows:
-        lane = row[1], row[2]
-        if lane in stopped:
-            continue
-        if row[0] in refusals:
-            stopped.add(lane)
-            refused[row[0]] = refusals[row[0]]
-        else:
-            published.append(row)
-    return published, refused
 
 
 class Caution:
@@ -151,6 +138,7 @@ class Caution:
         self._reason = ""
         self.records = most
         self.condemned: dict[bool, dict[int, Refusal]] = {False: {}, True: {}}  # of the outbox; of the parked table
+        self.condemned_transactions: set[int] = set()
 
     def failed(self, ids: Sequence[int], reason: str, *, explained: bool, parked: bool) -> None:
         """A batch of these records, of the outbox or `parked` ones, was refused as a whole.
@@ -175,3 +163,40 @@ class Caution:
         """These were found refused, and that is on record."""
         for identity in ids:
             self.condemned[parked].pop(identity, None)
+
+
+class SingleRecords:
+    """Divides records one by one, lane by lane."""
+
+    def __init__(self, parked: ParkedLanes) -> None:
+        self._parked = parked
+
+    def begin(self) -> None:
+        """A Kafka transaction begins."""
+
+    def committed(self) -> None:
+        """It is committed."""
+
+    def divert(
+        self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
+    ) -> Diversion:
+        """Divide rows of the outbox. (None is too large: that is said of whole transactions.)"""
+        return self._parked.divert(rows, refusals)
+
+    def due(
+        self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
+    ) -> tuple[Sequence[OutboxRow], Mapping[int, Refusal]]:
+        """Of parked rows, queues of lanes in order: what can be published now, and the refused heads."""
+        published: list[OutboxRow] = []
+        stopped: set[Lane] = set()
+        refused: dict[int, Refusal] = {}
+        for row in rows:
+            lane = row[1], row[2]
+            if lane in stopped:
+                continue
+            if row[0] in refusals:
+                stopped.add(lane)
+                refused[row[0]] = refusals[row[0]]
+            else:
+                published.append(row)
+        return published, refused
