@@ -42,12 +42,11 @@ from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.harvest.term import SLOWEST_POLL, Term
+from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
 from airflow_outbox.pages import BYTES, OutboxRow
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 4  # batches
-_ATTENDING_INTERVAL = 1.0
 
 
 class ExactlyOnceTerm(Term):
@@ -220,7 +219,7 @@ class ExactlyOnceTerm(Term):
         if self._flushed < batch.written:
             self._flushed = await self._table.flush(batch.written)
         await self._commit(batch)
-        self._caution.forget(batch.refused, parked=False)
+        self._caution.forget(batch.parked.refused, parked=False)
         self._dividing.committed()
         self._caution.succeeded()
 
@@ -299,18 +298,15 @@ class ExactlyOnceTerm(Term):
             self._unpurged.popleft()
             self._unpurged_records -= batch.records
             self._count(batch.topics)
-            self._tell_of(batch)
+            if batch.parked.refused or batch.parked.waiting:
+                self._report("parked", **batch.parked.summary())
             self._settled_some.set()
             if batch.unparked:
                 self._attended.set()
 
-    def _tell_of(self, batch: Batch) -> None:
-        if batch.refused:
-            self._report("parked", refused=len(batch.refused), waiting=len(batch.waiting), reasons=batch.reasons())
-
     async def _attend(self) -> None:
         while True:
-            await asyncio.sleep(_ATTENDING_INTERVAL)
+            await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked:
                 continue
             self._parked.gone(await self._table.discard_requested(self.view))

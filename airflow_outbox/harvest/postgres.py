@@ -122,7 +122,7 @@ class PostgresTable:
     async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
         return await self._parked(ParkedTable.lanes)
 
-    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot) -> None:
+    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
         records: dict[int, Why] = {}
         for group in parked:
             why = _why(None if group.cause is None else Refusal(Cause(group.cause), group.reason or ""))

@@ -10,12 +10,12 @@ SELECT kafka_topic, kafka_key, count(*) FROM {parked} WHERE discarded_at IS NULL
 SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause = ANY(%(causes)s)
 
 -- park --
--- Moves records out of the outbox, by exact ids and as far as the snapshot sees their transactions; says whether the fence is this view's.
+-- Moves records out of the outbox, by exact ids, if they are the view's to move; says whether the fence is this view's.
 WITH fence AS MATERIALIZED (
     SELECT incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), moved AS (
     DELETE FROM {outbox}
-    WHERE id = ANY(%(ids)s) AND {visible} AND EXISTS (SELECT FROM fence)
+    WHERE id = ANY(%(ids)s) AND {mine} AND EXISTS (SELECT FROM fence)
     RETURNING *
 ), parked AS (
     INSERT INTO {parked} ({columns}, incarnation, cause, reason, retry_at)
@@ -29,8 +29,12 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- visible --
--- Part of `park`, where the outbox has the column.
+-- Part of `park`, exactly once.
 pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
+
+-- marked --
+-- Part of `park`, at least once.
+leader_id = %(view)s
 
 -- due --
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,

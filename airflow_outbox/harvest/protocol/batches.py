@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from airflow_outbox.fence import Witness
-from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Parked, runs
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
 from airflow_outbox.pages import BYTES, OutboxRow
 from airflow_outbox.records import Snapshot
 
-_MOST_REASONS = 10
 _NOTHING_SEEN = Snapshot(1, 1)
 
 
@@ -45,19 +44,18 @@ class Batch:
     ids: list[int] = field(default_factory=list)
     topics: Counter[str] = field(default_factory=Counter)
     extents: dict[tuple[str, int], Extent] = field(default_factory=dict)
-    refused: dict[int, Refusal] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
+    parked: Diversion[OutboxRow] = field(default_factory=Diversion)
     unparked: list[int] = field(default_factory=list)
     within: Snapshot = _NOTHING_SEEN
     written: int = 0
     may_end: bool = False
     witness: Witness | None = None
 
-    def divert(self, piece: Piece, diversion: Diversion) -> None:
+    def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
         """A piece belongs to the batch, divided like that."""
         self.ids += [row[0] for row in diversion.published]
-        self.refused |= diversion.refused
-        self.waiting += diversion.waiting
+        self.parked.refused |= diversion.refused
+        self.parked.waiting += diversion.waiting
         self.within, self.may_end = piece.within, piece.ends
         self.written = max(self.written, piece.written)
 
@@ -71,24 +69,14 @@ class Batch:
 
     @property
     def records(self) -> int:
-        return len(self.ids) + len(self.refused) + len(self.waiting) + len(self.unparked)
+        return len(self.ids) + len(self.parked.refused) + len(self.parked.waiting) + len(self.unparked)
 
     @property
     def highest_id(self) -> int:
-        return max((max(ids) for ids in (self.ids, self.refused, self.waiting) if ids), default=0)
-
-    def reasons(self) -> list[dict[str, object]]:
-        """Why records were refused, the most frequent reasons first."""
-        counted = Counter(self.refused.values()).most_common(_MOST_REASONS)
-        return [{"cause": refusal.cause, "reason": refusal.reason, "records": count} for refusal, count in counted]
+        return max((max(ids) for ids in (self.ids, self.parked.refused, self.parked.waiting) if ids), default=0)
 
     def entry(self, number: int, *, view: UUID, incarnation: int) -> Entry:
-        reasons: dict[Refusal, list[int]] = {}
-        for identity, refusal in self.refused.items():
-            reasons.setdefault(refusal, []).append(identity)
-        parked = [Parked(refusal.cause, refusal.reason, runs(ids)) for refusal, ids in reasons.items()]
-        if self.waiting:
-            parked.append(Parked(None, None, runs(self.waiting)))
+        """What the ledger is to say of it."""
         return Entry(
             batch=number,
             view=view,
@@ -96,6 +84,6 @@ class Batch:
             snapshot=self.within,
             runs=runs(self.ids),
             extents=tuple(self.extents.values()),
-            parked=tuple(parked),
+            parked=self.parked.groups(),
             unparked=runs(self.unparked),
         )

@@ -29,10 +29,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
-from airflow_outbox.pages import Length, OutboxRow
+from airflow_outbox.harvest.protocol.ledger import Parked, runs
+from airflow_outbox.pages import Length
 
 Lane = tuple[str, str | bytes]
+Row = TypeVar("Row", bound=tuple[Any, ...])
+"""A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
+
+_MOST_REASONS = 10
 
 
 class Cause(StrEnum):
@@ -66,17 +72,28 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Diversion:
+class Diversion(Generic[Row]):
     """What becomes of rows: published, refused, or waiting behind a refused one."""
 
-    published: Sequence[OutboxRow]
+    published: Sequence[Row] = ()
     refused: dict[int, Refusal] = field(default_factory=dict)  # by id
     waiting: list[int] = field(default_factory=list)
 
-    @property
-    def parked(self) -> list[int]:
-        """The ids that are set aside, in order."""
-        return sorted([*self.refused, *self.waiting])
+    def groups(self) -> tuple[Parked, ...]:
+        """What is set aside, by reason."""
+        reasons: dict[Refusal, list[int]] = {}
+        for identity, refusal in self.refused.items():
+            reasons.setdefault(refusal, []).append(identity)
+        parked = [Parked(refusal.cause, refusal.reason, runs(ids)) for refusal, ids in reasons.items()]
+        if self.waiting:
+            parked.append(Parked(None, None, runs(self.waiting)))
+        return tuple(parked)
+
+    def summary(self) -> dict[str, object]:
+        """How many are set aside, and why, the most frequent reasons first."""
+        counted = Counter(self.refused.values()).most_common(_MOST_REASONS)
+        reasons = [{"cause": why.cause, "reason": why.reason, "records": count} for why, count in counted]
+        return {"refused": len(self.refused), "waiting": len(self.waiting), "reasons": reasons}
 
 
 class ParkedLanes:
@@ -90,11 +107,11 @@ class ParkedLanes:
         """How many records wait."""
         return self._waiting.total()
 
-    def divert(self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -> Diversion:
+    def divert(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
         if not refusals and not self._waiting:
             return Diversion(rows)
-        published: list[OutboxRow] = []
+        published: list[Row] = []
         diversion = Diversion(published)
         for row in rows:
             if self.holds((row[1], row[2])):
@@ -111,7 +128,7 @@ class ParkedLanes:
         """Whether records of a lane have to wait."""
         return lane in self._waiting or lane[0] in self._topics
 
-    def wait(self, rows: Iterable[OutboxRow], refusals: Mapping[int, Refusal]) -> None:
+    def wait(self, rows: Iterable[tuple[Any, ...]], refusals: Mapping[int, Refusal]) -> None:
         """These records are diverted."""
         for row in rows:
             self._waiting[row[1], row[2]] += 1
@@ -154,6 +171,11 @@ class Caution:
         else:
             self.records = max(1, min(self.records, len(ids)) // 2)
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether records are to be sent in other ways than usual, so that the one that is refused shows."""
+        return self.records < self._most
+
     def succeeded(self) -> None:
         """A batch was committed."""
         self._reason = ""
@@ -178,16 +200,16 @@ class SingleRecords:
         """It is committed."""
 
     def divert(
-        self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
-    ) -> Diversion:
+        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
+    ) -> Diversion[Row]:
         """Divide rows of the outbox. (None is too large: that is said of whole transactions.)"""
         return self._parked.divert(rows, refusals)
 
     def due(
-        self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
-    ) -> tuple[Sequence[OutboxRow], Mapping[int, Refusal]]:
+        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
+    ) -> tuple[Sequence[Row], Mapping[int, Refusal]]:
         """Of parked rows, queues of lanes in order: what can be published now, and the refused heads."""
-        published: list[OutboxRow] = []
+        published: list[Row] = []
         stopped: set[Lane] = set()
         refused: dict[int, Refusal] = {}
         for row in rows:

@@ -37,7 +37,7 @@ class WholeTransactions:
 
     def divert(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
-    ) -> Diversion:
+    ) -> Diversion[OutboxRow]:
         """Divide rows of the outbox.
 
         Raises RecordsRefusedError when a transaction is condemned of which a part has been sent.
@@ -95,7 +95,7 @@ def condemned(
 
 def divide(
     rows: Sequence[OutboxRow], *, parked: ParkedLanes, refusals: Mapping[int, Refusal], waiting: Collection[int]
-) -> Diversion:
+) -> Diversion[OutboxRow]:
     """Divide rows by the transactions that are `waiting`, and count those in their lanes."""
     if not waiting:
         return Diversion(rows)
