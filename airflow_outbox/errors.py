@@ -112,10 +112,6 @@ class UncertainCommitError(PublishError):
     """Whether a batch is committed is not known. The ledger tells the next view; nothing is lost or doubled."""
 
 
-class TransactionTooLargeError(OutboxError):
-    """A source transaction has more records than max_transaction_records. Raise the limit, or delete its records."""
-
-
 class HarvestProcessError(OutboxError):
     """The harvesting process ended before its time. Its last error event says why."""
 

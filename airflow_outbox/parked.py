@@ -6,7 +6,7 @@ out. What it means is told in `harvest.protocol.parking`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
@@ -16,7 +16,7 @@ from psycopg import sql
 
 from airflow_outbox.errors import FencedError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import Length, OutboxRow
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 from airflow_outbox.table import SHARD, Column, render, translated
@@ -65,7 +65,6 @@ class ParkedTable:
         has_transactions = "transaction_id" in kept
         self._parts = {
             "columns": sql.SQL(", ").join(map(sql.Identifier, kept)),
-            "visible": self._render("visible") if has_transactions else sql.SQL("true"),
             "partition": sql.Identifier("kafka_partition") if "kafka_partition" in kept else sql.NULL,
             "transaction_id": sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
         }
@@ -77,16 +76,27 @@ class ParkedTable:
             lanes = {(topic, key): count for topic, key, count in self._execute("lanes")}
             return lanes, {topic for (topic,) in self._execute("topics")}
 
-    def park(self, view: UUID, records: Mapping[int, Why], snapshot: Snapshot) -> None:
-        """Move records of the outbox here, by id, as far as the snapshot sees their transactions."""
-        self._fenced_unless("park", view=view, ids=list(records), snapshot=str(snapshot), **_columns(records))
+    def park(self, view: UUID, records: Mapping[int, Why], snapshot: Snapshot | None) -> None:
+        """Move records of the outbox here, by id, as far as the snapshot sees their transactions, or (without one) as
+        they carry this view's mark.
+        """
+        mine = self._render("marked" if snapshot is None else "visible")
+        values = {"view": view, "ids": list(records), "snapshot": None if snapshot is None else str(snapshot)}
+        self._fenced_unless("park", {"mine": mine}, **values, **_columns(records))
 
-    def due(self, *, max_records: int) -> list[OutboxRow]:
+    def due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
         """Records to publish now, in order, each with its number in place of an id."""
         query = self._render("due", **self._parts)
+        values = {"causes": self._causes, "max_records": max_records, "of_all_lanes": of_all_lanes}
         with translated(self._name), self._connection.cursor(binary=True) as cursor:
-            cursor.execute(query, {"causes": self._causes, "max_records": max_records})
+            cursor.execute(query, values)
             return cast("list[OutboxRow]", cursor.fetchall())
+
+    def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
+        """How many records of each of these transactions wait, and the last one's number."""
+        with translated(self._name):
+            rows = self._execute("lengths", transaction_ids=[str(number) for number in transaction_ids])
+            return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         """Delete records that were published, by number; the next of their lanes are due."""
@@ -106,13 +116,17 @@ class ParkedTable:
     def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
         return render(statements("parked.sql")[statement], self._name, **parts)
 
-    def _execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
-        query = self._render(statement, **self._parts)
+    def _execute(
+        self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
+    ) -> psycopg.Cursor[Any]:
+        query = self._render(statement, **self._parts, **(parts or {}))
         return self._connection.execute(query, {"shard": SHARD, "causes": self._causes, **values})
 
-    def _fenced_unless(self, statement: str, **values: Any) -> None:
+    def _fenced_unless(
+        self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
+    ) -> None:
         with translated(self._name):
-            row = self._execute(statement, **values).fetchone()
+            row = self._execute(statement, parts, **values).fetchone()
         if row is None or not row[0]:
             raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
 

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from airflow_outbox.errors import KafkaError
+from airflow_outbox.harvest.clients import CLIENT_SETTINGS
 from airflow_outbox.harvest.complaints import (
     REFUSALS,
     explained,
@@ -27,7 +28,6 @@ from airflow_outbox.harvest.complaints import (
     refused_settings,
     unreached,
 )
-from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
 

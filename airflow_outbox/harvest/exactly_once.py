@@ -26,105 +26,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from airflow_outbox.errors import RecordsRefusedError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
-from airflow_outbox.harvest.protocol.closure import Closure
-from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Parked, expanded, runs
+from airflow_outbox.harvest.protocol.batches import Batch, Piece
+from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
+from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
-from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, heads_until_refused
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
+from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.harvest.term import SLOWEST_POLL, Term
+from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
 from airflow_outbox.pages import BYTES, OutboxRow
-from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 4  # batches
-_ATTENDING_INTERVAL = 1.0
-_MOST_REASONS = 10
-_NOTHING_SEEN = Snapshot(1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows of one page, and whether a batch may end with them."""
-
-    rows: Sequence[OutboxRow]
-    within: Snapshot
-    written: int
-    ends: bool
-    bytes_before: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return self.rows[-1][BYTES] - self.bytes_before
-
-    def divided(self, records: int) -> tuple[_Piece, _Piece]:
-        """The first records, and the others."""
-        first = replace(self, rows=self.rows[:records])
-        return first, replace(self, rows=self.rows[records:], bytes_before=first.rows[-1][BYTES])
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What one Kafka transaction holds. `witness` is what holds once it is committed and settled."""
-
-    ids: list[int] = field(default_factory=list)
-    topics: Counter[str] = field(default_factory=Counter)
-    extents: dict[tuple[str, int], Extent] = field(default_factory=dict)
-    refused: dict[int, Refusal] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
-    unparked: list[int] = field(default_factory=list)
-    within: Snapshot = _NOTHING_SEEN
-    written: int = 0
-    may_end: bool = False
-    witness: Witness | None = None
-
-    def add(self, rows: Sequence[OutboxRow], extents: Iterable[Extent]) -> None:
-        """Rows were published."""
-        self.topics.update(row[1] for row in rows)
-        for extent in extents:
-            place = extent.topic, extent.partition
-            earlier = self.extents.get(place)
-            self.extents[place] = extent if earlier is None else earlier.followed_by(extent)
-
-    @property
-    def records(self) -> int:
-        return len(self.ids) + len(self.refused) + len(self.waiting) + len(self.unparked)
-
-    @property
-    def highest_id(self) -> int:
-        return max((max(ids) for ids in (self.ids, self.refused, self.waiting) if ids), default=0)
-
-    def reasons(self) -> list[dict[str, object]]:
-        """Why records were refused, the most frequent reasons first."""
-        counted = Counter(self.refused.values()).most_common(_MOST_REASONS)
-        return [{"cause": refusal.cause, "reason": refusal.reason, "records": count} for refusal, count in counted]
-
-    def entry(self, number: int, *, view: UUID, incarnation: int) -> Entry:
-        reasons: dict[Refusal, list[int]] = {}
-        for identity, refusal in self.refused.items():
-            reasons.setdefault(refusal, []).append(identity)
-        parked = [Parked(refusal.cause, refusal.reason, runs(ids)) for refusal, ids in reasons.items()]
-        if self.waiting:
-            parked.append(Parked(None, None, runs(self.waiting)))
-        return Entry(
-            batch=number,
-            view=view,
-            incarnation=incarnation,
-            snapshot=self.within,
-            runs=runs(self.ids),
-            extents=tuple(self.extents.values()),
-            parked=tuple(parked),
-            unparked=runs(self.unparked),
-        )
 
 
 class ExactlyOnceTerm(Term):
@@ -152,15 +74,15 @@ class ExactlyOnceTerm(Term):
         self._windows = Windows()
         self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
-        self._pieces: deque[_Piece] = deque()
-        self._unpurged: deque[tuple[Entry, _Batch]] = deque()
+        self._pieces: deque[Piece] = deque()
+        self._unpurged: deque[tuple[Entry, Batch]] = deque()
         self._held_records = 0
         self._held_bytes = 0
         self._unpurged_records = 0
         self._flushed = 0
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
-        self._parked = ParkedLanes({}, ())
         self._caution = caution
+        self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
         self._attended = asyncio.Event()
         self._wake = asyncio.Event()
@@ -202,7 +124,14 @@ class ExactlyOnceTerm(Term):
             transactional_id=self._log.transactional_id,
         )
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
-        self._parked = ParkedLanes(*await self._table.parked_lanes())
+        self._take_up(ParkedLanes(*await self._table.parked_lanes()))
+
+    def _take_up(self, parked: ParkedLanes) -> None:
+        self._parked = parked
+        self._dividing: SingleRecords | WholeTransactions = SingleRecords(parked)
+        if self._atomic:
+            most = self._limits.max_transaction_records
+            self._dividing = WholeTransactions(parked, self._caution, max_transaction_records=most)
 
     async def _complete(self, entry: Entry) -> None:
         """Do in Postgres what an entry says; it may be done already."""
@@ -235,11 +164,12 @@ class ExactlyOnceTerm(Term):
         )
         self._flushed = max(self._flushed, page.flushed)
         rows, complete, ends = page.rows, page.complete, True
+        too_large: Mapping[int, Refusal] = {}
         if self._atomic and rows:
-            unknown = set() if complete and self._stamps is None else self._closure.unknown(rows)
-            self._closure.learn(await self._table.lengths(unknown) if unknown else {})
+            await self._learn(rows, complete=complete)
             taken, ends = self._closure.cut(rows, complete=complete)
             complete, rows = complete and taken == len(rows), rows[:taken]
+            too_large = self._closure.too_large(transactions(rows))
             if self._stamps is not None:
                 rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = rows[-1][0] if rows else None
@@ -247,9 +177,17 @@ class ExactlyOnceTerm(Term):
         if rows:
             self._held_records += len(rows)
             self._held_bytes += rows[-1][BYTES]
-            self._pieces.append(_Piece(rows, within, page.written, ends))
+            self._pieces.append(Piece(rows, within, page.written, ends, too_large))
             self._wake.set()
         return bool(rows)
+
+    async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
+        """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
+        unknown = self._closure.unknown(rows)
+        if complete:
+            self._closure.learn(lengths_in(rows, unknown))
+        elif unknown:
+            self._closure.learn(await self._table.lengths(unknown))
 
     async def _publish(self) -> None:
         while not self._stopping.is_set():
@@ -268,33 +206,36 @@ class ExactlyOnceTerm(Term):
         self._committed.set()
 
     async def _publish_batch(self) -> None:
-        batch = _Batch()
+        batch = Batch()
         await self._log.begin()
+        self._dividing.begin()
         while (piece := await self._piece_for(batch)) is not None:
-            diversion = self._parked.divert(piece.rows, await self._refusals(piece.rows))
+            refusals = await self._refusals(piece.rows)
+            diversion = self._dividing.divert(piece.rows, refusals, too_large=piece.too_large)
             await self._send(batch, diversion.published)
-            batch.ids += [row[0] for row in diversion.published]
-            batch.refused |= diversion.refused
-            batch.waiting += diversion.waiting
-            batch.within, batch.may_end = piece.within, piece.ends
-            batch.written = max(batch.written, piece.written)
+            batch.divert(piece, diversion)
         if not batch.may_end:
             return  # asked to stop; the open transaction will never be committed
         if self._flushed < batch.written:
             self._flushed = await self._table.flush(batch.written)
         await self._commit(batch)
-        self._caution.forget(batch.refused, parked=False)
+        self._caution.forget(batch.parked.refused, parked=False)
+        self._dividing.committed()
         self._caution.succeeded()
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
-        rows = due[: self._caution.records]
-        published, refused = heads_until_refused(rows, await self._refusals(rows, parked=True))
+        refusals = await self._refusals(due, parked=True)
+        lengths = await self._table.parked_lengths(transactions(due)) if self._atomic else {}
+        published, refused = self._dividing.due(due, refusals, lengths=lengths)
         if refused:
             await self._table.note_refusals(self.view, refused)
             self._caution.forget(refused, parked=True)
+        published = published[: self._caution.records if not self._atomic else None]
         if not published:
             return self._attended.set()
-        batch = _Batch(unparked=[row[0] for row in published])
+        if self._stamps is not None:
+            published = self._stamps.stamped(published, lengths)
+        batch = Batch(unparked=[row[0] for row in published])
         await self._log.begin()
         await self._send(batch, published, parked=True)
         await self._commit(batch)
@@ -305,16 +246,18 @@ class ExactlyOnceTerm(Term):
         refusals = await self._log.examine(rows, again=parked)
         return {**self._caution.condemned[parked], **refusals} if self._caution.condemned[parked] else refusals
 
-    async def _send(self, batch: _Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
+    async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
         if rows:
             try:
                 batch.add(rows, await self._log.publish(rows))
             except RecordsRefusedError as error:
                 ids = error.records or [row[0] for row in rows]
                 self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
+                if self._atomic and not error.explained and len(together := transactions(rows)) == 1:
+                    self._caution.condemned_transactions |= together
                 raise
 
-    async def _piece_for(self, batch: _Batch) -> _Piece | None:
+    async def _piece_for(self, batch: Batch) -> Piece | None:
         """What else belongs into the batch, or fits into it and is there; at most as much as caution allows."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
             self._wake.clear()
@@ -323,15 +266,17 @@ class ExactlyOnceTerm(Term):
         if not self._pieces or (batch.may_end and batch.records + len(self._pieces[0].rows) > most):
             return None
         piece = self._pieces.popleft()
-        if len(piece.rows) > most and piece.ends and not self._atomic:
-            piece, rest = piece.divided(most)
-            self._pieces.appendleft(rest)
+        if len(piece.rows) > most and piece.ends:
+            most = closed_prefix(piece.rows, most=most) if self._atomic else most
+            if most < len(piece.rows):
+                piece, rest = piece.divided(most)
+                self._pieces.appendleft(rest)
         self._held_records -= len(piece.rows)
         self._held_bytes -= piece.bytes
         self._room_made.set()
         return piece
 
-    async def _commit(self, batch: _Batch) -> None:
+    async def _commit(self, batch: Batch) -> None:
         entry = batch.entry(self._ledger.next_batch, view=self.view, incarnation=self._fence.incarnation)
         highest_id = batch.highest_id
         offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
@@ -353,23 +298,20 @@ class ExactlyOnceTerm(Term):
             self._unpurged.popleft()
             self._unpurged_records -= batch.records
             self._count(batch.topics)
-            self._tell_of(batch)
+            if batch.parked.refused or batch.parked.waiting:
+                self._report("parked", **batch.parked.summary())
             self._settled_some.set()
             if batch.unparked:
                 self._attended.set()
 
-    def _tell_of(self, batch: _Batch) -> None:
-        if batch.refused:
-            self._report("parked", refused=len(batch.refused), waiting=len(batch.waiting), reasons=batch.reasons())
-
     async def _attend(self) -> None:
         while True:
-            await asyncio.sleep(_ATTENDING_INTERVAL)
+            await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked:
                 continue
             self._parked.gone(await self._table.discard_requested(self.view))
             self._attended.clear()
-            self._due = await self._table.parked_due(max_records=self._limits.batch_records)
+            self._due = await self._table.parked_due(max_records=self._limits.batch_records, of_all_lanes=self._atomic)
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
-from airflow_outbox.errors import OutboxError, PublishError
+from airflow_outbox.errors import PublishError, RecordsRefusedError
+from airflow_outbox.harvest.clients import CLIENT_SETTINGS
 from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
-from airflow_outbox.harvest.settings import KafkaSettings
+from airflow_outbox.harvest.protocol.parking import Refusal
+from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.table import MarkedRecord
 
 logger = logging.getLogger(__name__)
 
 PARTITION_BY_KEY = -1
+_LOOKING_TIME = 5.0
 
-CLIENT_SETTINGS: KafkaSettings = {
-    "client.id": "airflow-outbox",
-    # A broker that is back is found within a second; librdkafka's own limit is 10 s.
-    "reconnect.backoff.max.ms": 1000,
-    "log.connection.close": False,
-    "socket.keepalive.enable": True,
-}
+REFUSED = frozenset(
+    {
+        BrokerError.MSG_SIZE_TOO_LARGE,
+        BrokerError.RECORD_LIST_TOO_LARGE,
+        BrokerError.INVALID_MSG,
+        BrokerError.INVALID_MSG_SIZE,
+        BrokerError.INVALID_RECORD,
+        BrokerError.INVALID_TIMESTAMP,
+        BrokerError.TOPIC_EXCEPTION,
+        BrokerError.TOPIC_AUTHORIZATION_FAILED,
+        BrokerError.UNKNOWN_TOPIC_OR_PART,
+        BrokerError.POLICY_VIOLATION,
+        BrokerError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        BrokerError._UNKNOWN_TOPIC,
+        BrokerError._UNKNOWN_PARTITION,
+    }
+)
+"""What says that Kafka does not take the records, as opposed to that it takes nothing at the moment."""
 
 
 def producer_settings(config: HarvestConfig) -> dict[str, Any]:
@@ -39,6 +54,7 @@ def producer_settings(config: HarvestConfig) -> dict[str, Any]:
         **CLIENT_SETTINGS,
         "compression.type": "lz4",
         "linger.ms": 1,
+        "batch.size": 1_000_000,
         # As Java clients choose partitions, so that topics which share keys with theirs are partitioned alike.
         "partitioner": "murmur2_random",
         "delivery.timeout.ms": int(config.limits.delivery_timeout * 1000),
@@ -59,9 +75,17 @@ class KafkaLog:
     Delivery reports arrive in a polling thread and reach the event loop in bursts.
     """
 
-    def __init__(self, settings: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, settings: dict[str, Any], loop: asyncio.AbstractEventLoop, book: TopicBook, individually: bool
+    ) -> None:
         """With tokens it waits for one: use `open`."""
         self._loop = loop
+        self._book = book
+        self._individually = individually
+        if individually:
+            settings = {**settings, "batch.num.messages": 1}
+        elif book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
+            settings = {**settings, "batch.size": min(book.smallest_max_bytes, int(settings["batch.size"]))}
         self._complaint: str | None = None
         self._settings = settings
         self._reports: deque[Delivery] = deque()
@@ -76,9 +100,18 @@ class KafkaLog:
         self._poller.start()
 
     @classmethod
-    async def open(cls, settings: dict[str, Any]) -> Self:
-        """A new producer of these settings. Raises KafkaError for settings that Kafka's client refuses."""
-        return await asyncio.to_thread(cls, settings, asyncio.get_running_loop())
+    async def open(cls, settings: dict[str, Any], *, book: TopicBook, individually: bool = False) -> Self:
+        """A new producer of these settings. `book` is what the process knows of topics; `individually`: each record
+        goes out by itself. Raises KafkaError for settings that Kafka's client refuses.
+        """
+        return await asyncio.to_thread(cls, settings, asyncio.get_running_loop(), book, individually)
+
+    async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
+        return await asyncio.to_thread(self._book.examine, records, provoke=self._provoke, again=again)
+
+    def _provoke(self, topic: str) -> None:
+        with contextlib.suppress(KafkaException):
+            self._producer.list_topics(topic, _LOOKING_TIME)
 
     def send(self, record: MarkedRecord) -> None:
         try:
@@ -86,12 +119,14 @@ class KafkaLog:
                 record.topic,
                 key=record.key,
                 value=record.value,
-                headers=header_pairs(record.header_names, record.header_values),
+                headers=list(zip(record.header_names, record.header_values, strict=True)),  # type: ignore[arg-type]
                 on_delivery=partial(self._delivered, record),
                 partition=PARTITION_BY_KEY if record.partition is None else record.partition,
             )
-        except (KafkaException, BufferError, OutboxError, ValueError, TypeError) as error:
-            self._report(Delivery(record, self._undelivered(record, error)))
+        except (KafkaException, BufferError, ValueError, TypeError) as error:
+            certain = not isinstance(error, BufferError)
+            reason = error.args[0] if isinstance(error, KafkaException) else error
+            self._report(Delivery(record, self._undelivered(record, reason, certain=certain)))
 
     async def deliveries(self) -> Sequence[Delivery]:
         await self._arrived.wait()
@@ -104,15 +139,21 @@ class KafkaLog:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _delivered(self, record: MarkedRecord, error: BrokerError | None, _: Message) -> None:
-        self._report(Delivery(record, None if error is None else self._undelivered(record, error)))
+        undelivered = None
+        if error is not None:
+            undelivered = self._undelivered(record, error, certain=self._individually)
+        self._report(Delivery(record, undelivered))
 
-    def _undelivered(self, record: MarkedRecord, error: object) -> PublishError:
+    def _undelivered(self, record: MarkedRecord, error: object, *, certain: bool) -> PublishError:
+        """`certain`: the record is the reason itself, if it is refused at all."""
+        reason = self._why(record, error)
+        if not isinstance(error, BrokerError) or error.code() in REFUSED:
+            self._book.doubt(record.topic)
+            return RecordsRefusedError(reason, records=[record.id] if certain else [], explained=not certain)
         name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"
-        return PublishError(f"{name} was not published: {self._why(record, error)}")
+        return PublishError(f"{name} was not published: {reason}")
 
     def _why(self, record: MarkedRecord, error: object) -> str:
-        if isinstance(error, KafkaException):
-            error = error.args[0]
         if not isinstance(error, BrokerError):
             return str(error)
         if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
@@ -136,17 +177,6 @@ class KafkaLog:
             self._producer.poll(0.1)
         self._producer.poll(0)
         del self._producer  # here, because the client's end waits for its own threads
-
-
-def header_pairs(
-    names: Sequence[str | None], values: Sequence[str | bytes | None]
-) -> list[tuple[str, str | bytes | None]]:
-    """The headers as pairs. Raises PublishError for a row that no Kafka message can be made of."""
-    if len(names) != len(values):
-        raise PublishError(f"{len(names)} header names for {len(values)} header values. Correct the row, or delete it")
-    if None in names or None in values:
-        raise PublishError("a header's name or value is null. Correct the row, or delete it")
-    return list(zip(names, values, strict=True))  # type: ignore[arg-type]
 
 
 def shown(key: str | bytes) -> str:

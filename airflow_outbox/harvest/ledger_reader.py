@@ -10,10 +10,10 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import HistoryError, KafkaError
+from airflow_outbox.harvest.clients import CLIENT_SETTINGS
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.topics import KafkaNames
 

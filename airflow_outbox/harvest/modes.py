@@ -57,7 +57,7 @@ class Modes:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
         if self.delivery == "exactly_once":
             if fence.delivery != "exactly_once":
-                async with self._opened(self._new_log) as log:
+                async with self._opened(self._careful_log) as log:
                     yield self._row_marks(view, fence, published, log=log, draining=True)
             async with self._opened(self._new_transactional_log) as transactional_log:
                 yield ExactlyOnceTerm(
@@ -90,7 +90,7 @@ class Modes:
                 witness = settling.witness
         if fence.delivery != self.delivery:
             await self._table.begin(view, delivery=self.delivery, witness=witness)
-        async with self._opened(self._new_log) as log:
+        async with self._opened(self._careful_log) as log:
             yield self._row_marks(view, fence, published, log=log, draining=False)
 
     def _row_marks(
@@ -103,8 +103,13 @@ class Modes:
             log=log,
             limits=self._limits,
             published=published,
+            caution=self._caution,
+            report=self._report,
             draining=draining,
         )
+
+    async def _careful_log(self) -> Log:
+        return await self._new_log(individually=self._caution.is_careful)
 
     @asynccontextmanager
     async def _opened(self, factory: Callable[[], Awaitable[AnyLog]]) -> AsyncIterator[AnyLog]:

@@ -91,14 +91,20 @@ class Table(Protocol):
     async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
         """How many records wait in each parked lane, and the topics that are parked as such."""
 
-    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot) -> None:
-        """Move records into the parked table, as far as the snapshot sees their transactions. Raises FencedError."""
-
-    async def parked_due(self, *, max_records: int) -> Sequence[OutboxRow]:
-        """Parked records to publish now, in order: of the lanes in which any is to be tried, from the first one on.
-
-        In place of an id each has its number in the parked table.
+    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
+        """Move records into the parked table, as far as the snapshot sees their transactions, or (without one) as they
+        carry this view's mark. Raises FencedError.
         """
+
+    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+        """Parked records to publish now, in order: of the lanes in which any is to be tried, from the first one on; or
+        `of_all_lanes`, when any is to be tried.
+
+        In place of an id each has its number in the parked table, and all have their transaction ids.
+        """
+
+    async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        """How many parked records each of these transactions has, and the last one's number."""
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         """Delete parked records, by number; the next ones of their lanes are due. Raises FencedError."""
@@ -134,7 +140,10 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of one record: delivered when `error` is None, else undelivered or uncertain."""
+    """What became of one record: delivered when `error` is None, else undelivered or uncertain.
+
+    A RecordsRefusedError says that Kafka does not take records; it names this one if it is known to be the reason.
+    """
 
     record: MarkedRecord
     error: OutboxError | None
@@ -142,6 +151,12 @@ class Delivery:
 
 class Log(Protocol):
     """A producer to Kafka, for one term. Each record that was sent is reported exactly once."""
+
+    async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
+        """Which of these records Kafka would refuse, by id, as far as can be told without sending them.
+
+        `again` asks about topics, too, that were refused before.
+        """
 
     def send(self, record: MarkedRecord) -> None:
         """Publish a record, some time soon.
@@ -157,9 +172,12 @@ class Log(Protocol):
 
 
 class LogFactory(Protocol):
-    """Makes the log of a new term. Raises KafkaError."""
+    """Makes the log of a new term. `individually`: each record goes out by itself, so that none is refused with others.
 
-    async def __call__(self) -> Log: ...
+    Raises KafkaError.
+    """
+
+    async def __call__(self, *, individually: bool = False) -> Log: ...
 
 
 class TransactionalLog(Protocol):

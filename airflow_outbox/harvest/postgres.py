@@ -122,15 +122,18 @@ class PostgresTable:
     async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
         return await self._parked(ParkedTable.lanes)
 
-    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot) -> None:
+    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
         records: dict[int, Why] = {}
         for group in parked:
             why = _why(None if group.cause is None else Refusal(Cause(group.cause), group.reason or ""))
             records.update(dict.fromkeys(expanded(group.runs), why))
         await self._parked(ParkedTable.park, view, records, snapshot)
 
-    async def parked_due(self, *, max_records: int) -> Sequence[OutboxRow]:
-        return await self._parked(ParkedTable.due, max_records=max_records)
+    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+        return await self._parked(ParkedTable.due, max_records=max_records, of_all_lanes=of_all_lanes)
+
+    async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        return await self._parked(ParkedTable.lengths, transaction_ids)
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         await self._parked(ParkedTable.unpark, view, numbers)

@@ -82,10 +82,10 @@ async def harvest(
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
     table = PostgresTable(config.data_source, config.name, config.limits)
 
-    async def new_log() -> Log:
-        return await KafkaLog.open(producer_settings(config))
-
     book = TopicBook(config.kafka)
+
+    async def new_log(*, individually: bool = False) -> Log:
+        return await KafkaLog.open(producer_settings(config), book=book, individually=individually)
 
     async def new_transactional_log() -> TransactionalLog:
         return await KafkaTransactionalLog.open(config, names, shard=SHARD, book=book)

@@ -4,7 +4,11 @@ Activities overlap, and none waits for a record of another's:
 
 - *marking* claims the next records as long as the bounds leave room, and sends those whose key has nothing in flight;
 - *settling* takes the log's reports and sends the next record of each delivered one's key;
-- *purging* deletes what was delivered: all that has come together since its last statement, in one statement.
+- *purging* deletes what was delivered: all that has come together since its last statement, in one statement;
+- *attending* looks once a second for parked records that are to be published now or discarded.
+
+What can't be published, and what comes after it in its lane, is moved into the parked table instead
+(`protocol.parking`); without a ledger, so that a record that is published from there may come twice.
 
 A term ends
 
@@ -21,16 +25,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from airflow_outbox.errors import OutboxError
+from airflow_outbox.errors import OutboxError, RecordsRefusedError
 from airflow_outbox.fence import Request
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.ports import Delivery, Log, Table
+from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
-from airflow_outbox.harvest.term import SLOWEST_POLL, Term
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
+from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
 from airflow_outbox.table import MarkedRecord
+
+
+class _ParkedRecord(MarkedRecord):
+    """A record of the parked table, with its number there in place of an id."""
+
+    __slots__ = ()
 
 
 class RowMarksTerm(Term):
@@ -45,6 +56,8 @@ class RowMarksTerm(Term):
         log: Log,
         limits: Limits,
         published: Counter[str],
+        caution: Caution,
+        report: Events,
         draining: bool = False,
     ) -> None:
         super().__init__(view=view, request=request, table=table, limits=limits, published=published)
@@ -55,6 +68,12 @@ class RowMarksTerm(Term):
         self._undelivered: list[MarkedRecord] = []
         self._failure: OutboxError | None = None
         self._settled = asyncio.Event()
+        self._parked = ParkedLanes({}, ())
+        self._dividing = SingleRecords(self._parked)
+        self._due: set[int] = set()  # numbers of parked records that are on their way
+        self._attended = asyncio.Event()
+        self._caution = caution
+        self._report = report
 
     @property
     def in_flight(self) -> int:
@@ -66,9 +85,13 @@ class RowMarksTerm(Term):
             event.set()
 
     async def run(self) -> None:
-        await self._run([self._mark(), self._purge()], serving=[self._settle()])
+        self._parked = ParkedLanes(*await self._table.parked_lanes())
+        self._dividing = SingleRecords(self._parked)
+        await self._run([self._mark(), self._purge()], serving=[self._settle(), self._attend()])
         if self._failure is not None:
-            await self._table.reset(self.view, [record.id for record in self._undelivered])
+            await self._table.reset(
+                self.view, [record.id for record in self._undelivered if not isinstance(record, _ParkedRecord)]
+            )
             raise self._failure
 
     async def _mark(self) -> None:
@@ -85,15 +108,47 @@ class RowMarksTerm(Term):
                 max_bytes=size,
                 only_marked=self._draining,
             )
-            for record in self._in_flight.admit(marked):
-                self._log.send(record)
             if marked:
                 idle = 1
+                self._send(await self._divided(marked))
             elif self._draining and self.in_flight == 0:
                 self.stop()
             else:
                 await self._pause(idle * self._limits.poll_interval, self._stopping)
                 idle = min(2 * idle, SLOWEST_POLL)
+
+    async def _divided(self, marked: Sequence[MarkedRecord]) -> Sequence[MarkedRecord]:
+        """Park what can't be published, and what waits behind it; the others."""
+        refusals = {**self._caution.condemned[False], **await self._log.examine(marked)}
+        diversion = self._parked.divert(marked, refusals)
+        if diversion.refused or diversion.waiting:
+            await self._table.park(self.view, diversion.groups(), None)
+            self._caution.forget(diversion.refused, parked=False)
+            self._report("parked", **diversion.summary())
+        return diversion.published
+
+    def _send(self, records: Iterable[MarkedRecord]) -> None:
+        for record in self._in_flight.admit(records):
+            self._log.send(record)
+
+    async def _attend(self) -> None:
+        while True:
+            await asyncio.sleep(ATTENDING_INTERVAL)
+            if not self._parked or self._stopping.is_set() or self.request.paused:
+                continue
+            self._parked.gone(await self._table.discard_requested(self.view))
+            due = await self._table.parked_due(max_records=self._limits.mark_records, of_all_lanes=False)
+            records = [_ParkedRecord._make(row[:7]) for row in due]
+            refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}
+            published, refused = self._dividing.due(records, refusals, lengths={})
+            if refused:
+                await self._table.note_refusals(self.view, refused)
+                self._caution.forget(refused, parked=True)
+            self._due = {record.id for record in published}
+            self._attended.clear()
+            self._send(published)
+            if self._due:
+                await self._attended.wait()  # what is under way would be found due again
 
     async def _settle(self) -> None:
         while True:
@@ -110,6 +165,10 @@ class RowMarksTerm(Term):
     def _fail(self, delivery: Delivery, error: OutboxError) -> None:
         self._undelivered.append(delivery.record)
         self._in_flight.undeliverable(delivery.record)
+        if isinstance(error, RecordsRefusedError) and (error.records or self._failure is None):
+            ids = error.records or [record.id for record in self._undelivered] * 2  # it may be any of a batch
+            parked = isinstance(delivery.record, _ParkedRecord)
+            self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
         self._failure = self._failure or error
         self.stop()
 
@@ -125,6 +184,16 @@ class RowMarksTerm(Term):
                 await self._settled.wait()
 
     async def _delete(self, batch: Sequence[MarkedRecord]) -> None:
-        await self._table.purge(self.view, [record.id for record in batch])
+        parked = [record for record in batch if isinstance(record, _ParkedRecord)] if self._due else []
+        if len(parked) < len(batch):
+            ids = [record.id for record in batch if not isinstance(record, _ParkedRecord)] if parked else None
+            await self._table.purge(self.view, [record.id for record in batch] if ids is None else ids)
+        if parked:
+            numbers = [record.id for record in parked]
+            await self._table.unpark(self.view, numbers)
+            self._parked.gone((record.topic, record.key) for record in parked)
+            self._due -= set(numbers)
+            if not self._due:
+                self._attended.set()
         self._in_flight.forget(batch)
         self._count(Counter(record.topic for record in batch))

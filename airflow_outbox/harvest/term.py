@@ -24,6 +24,7 @@ from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table
 
 SLOWEST_POLL = 10  # in poll intervals
+ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0
 _WATCHING_INTERVAL = 1.0
 

@@ -22,6 +22,7 @@ from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.pages import OutboxRow
+from airflow_outbox.table import MarkedRecord
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500
@@ -61,7 +62,7 @@ class TopicBook:
         self._plain.discard(topic)
         self._doubted.add(topic)
 
-    def examine(self, rows: Sequence[OutboxRow], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
+    def examine(self, rows: Sequence[OutboxRow | MarkedRecord], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
         """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
 
         `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks topics up
@@ -85,8 +86,8 @@ class TopicBook:
                 refusals[row[0]] = refusal
         return refusals
 
-    def _refusal(self, row: OutboxRow) -> Refusal | None:
-        _, name, key, value, header_names, header_values, partition, *_ = row
+    def _refusal(self, row: OutboxRow | MarkedRecord) -> Refusal | None:
+        _, name, key, value, header_names, header_values, partition = row[:7]
         topic = self._topics[name]
         if topic.refusal is not None:
             return topic.refusal

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, Message, Producer
 from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
 from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, producer_settings, shown
+from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
 from airflow_outbox.harvest.ledger_reader import LedgerReader
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
@@ -26,25 +26,6 @@ from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.pages import OutboxRow
 
 logger = logging.getLogger(__name__)
-
-_REFUSALS = frozenset(
-    {
-        BrokerError.MSG_SIZE_TOO_LARGE,
-        BrokerError.RECORD_LIST_TOO_LARGE,
-        BrokerError.INVALID_MSG,
-        BrokerError.INVALID_MSG_SIZE,
-        BrokerError.INVALID_RECORD,
-        BrokerError.INVALID_TIMESTAMP,
-        BrokerError.TOPIC_EXCEPTION,
-        BrokerError.TOPIC_AUTHORIZATION_FAILED,
-        BrokerError.UNKNOWN_TOPIC_OR_PART,
-        BrokerError.POLICY_VIOLATION,
-        BrokerError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-        BrokerError._UNKNOWN_TOPIC,
-        BrokerError._UNKNOWN_PARTITION,
-    }
-)
-"""What says that Kafka does not take the records, as opposed to that it takes nothing at the moment."""
 
 _CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
@@ -59,7 +40,6 @@ def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict
         "transaction.timeout.ms": timeout,
         "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
         "socket.timeout.ms": min(timeout - 1000, 60_000),
-        "batch.size": 1_000_000,
     }
 
 
@@ -193,12 +173,29 @@ class KafkaTransactionalLog:
                     partition=PARTITION_BY_KEY if partition is None else partition,
                 )
             except (KafkaException, BufferError, ValueError, TypeError) as error:
-                reason = self._why(error.args[0], topic) if isinstance(error, KafkaException) else str(error)
-                self._transaction.given_up(Call.PUBLISH, reason)
-                raise RecordsRefusedError(reason, records=[number]) from error
-        self._flush(Call.PUBLISH)
+                raise self._not_produced(number, topic, error) from error
+        self._flush()
         self._transaction.succeeded(Call.PUBLISH)
         return [Extent(*place, *extent) for place, extent in self._extents.items()]
+
+    def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
+        """What to raise for a record that the client does not take."""
+        reason = error.args[0] if isinstance(error, KafkaException) else error
+        if isinstance(reason, BrokerError) and reason.code() not in REFUSED:
+            # The transaction has failed meanwhile, for the reason that an earlier record was not delivered.
+            with contextlib.suppress(KafkaException):
+                self._producer.flush(_CALL_TIME)
+            return self._given_up(self._why(reason, topic))
+        if isinstance(error, BufferError):
+            return self._given_up("the client's queue is full")
+        text = self._why(reason, topic) if isinstance(reason, BrokerError) else str(error)
+        self._transaction.given_up(Call.PUBLISH, text)
+        return RecordsRefusedError(text, records=[number])
+
+    def _given_up(self, reason: str) -> KafkaError:
+        """The producer is of no use any more: for a record that was refused, or else for this reason."""
+        error = self._transaction.given_up(Call.PUBLISH, reason)
+        return self._refused or error
 
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
         self._transaction.begins(Call.PUBLISH)
@@ -206,19 +203,18 @@ class KafkaTransactionalLog:
             self._producer.produce(
                 self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
             )
-        self._flush(Call.PUBLISH)
+        self._flush()
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
         return self._offset
 
-    def _flush(self, call: Call) -> None:
+    def _flush(self) -> None:
         """Wait until Kafka has all that was sent."""
         deadline = time.monotonic() + self._patience
         while self._producer.flush(_CALL_TIME) and self._refused is None:
             if time.monotonic() > deadline:
-                raise self._transaction.given_up(call, self._complaint or "Kafka has not taken records in time")
+                raise self._given_up(self._complaint or "Kafka has not taken records in time")
         if self._refused is not None:
-            self._transaction.given_up(call, str(self._refused))
-            raise self._refused
+            raise self._given_up(str(self._refused))
 
     def _repeat(self, call: Call, function: Callable[[float], None]) -> None:
         """Make a call that may be made again, until its deadline."""
@@ -239,7 +235,7 @@ class KafkaTransactionalLog:
     def _delivered(self, error: BrokerError | None, message: Message) -> None:
         topic = cast("str", message.topic())
         if error is not None:
-            if error.code() in _REFUSALS:
+            if error.code() in REFUSED:
                 self._book.doubt(topic)
                 known = isinstance(self._refused, RecordsRefusedError)
                 self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)

@@ -10,12 +10,12 @@ SELECT kafka_topic, kafka_key, count(*) FROM {parked} WHERE discarded_at IS NULL
 SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause = ANY(%(causes)s)
 
 -- park --
--- Moves records out of the outbox, by exact ids and as far as the snapshot sees their transactions; says whether the fence is this view's.
+-- Moves records out of the outbox, by exact ids, if they are the view's to move; says whether the fence is this view's.
 WITH fence AS MATERIALIZED (
     SELECT incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), moved AS (
     DELETE FROM {outbox}
-    WHERE id = ANY(%(ids)s) AND {visible} AND EXISTS (SELECT FROM fence)
+    WHERE id = ANY(%(ids)s) AND {mine} AND EXISTS (SELECT FROM fence)
     RETURNING *
 ), parked AS (
     INSERT INTO {parked} ({columns}, incarnation, cause, reason, retry_at)
@@ -29,12 +29,16 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- visible --
--- Part of `park`, where the outbox has the column.
+-- Part of `park`, exactly once.
 pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
+
+-- marked --
+-- Part of `park`, at least once.
+leader_id = %(view)s
 
 -- due --
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
--- those of the topic. Rows as the reading of the outbox gives them, with the number in the parked table in place of the id.
+-- those of the topic; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the number in the parked table in place of the id.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
     FROM {parked}
@@ -46,9 +50,17 @@ SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_hea
 FROM {parked} AS parked
 WHERE discarded_at IS NULL
   AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM asked)
-       OR kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic))
+       OR kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic)
+       OR (%(of_all_lanes)s AND EXISTS (SELECT FROM asked)))
 ORDER BY number
 LIMIT %(max_records)s
+
+-- lengths --
+-- How many records of each of these transactions wait, and the last one's number.
+SELECT transaction_id::text::bigint, count(*), max(number)
+FROM {parked}
+WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
+GROUP BY transaction_id
 
 -- unpark --
 -- Deletes parked records that were published; the next of their lanes are due. A retry that was asked for goes on with the next.

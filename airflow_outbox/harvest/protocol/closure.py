@@ -10,9 +10,9 @@ prefix up to a row is closed exactly when the row's id has caught up with the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from airflow_outbox.errors import TransactionTooLargeError
+from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
 
 
@@ -33,15 +33,21 @@ class Closure:
         return {row[TRANSACTION_ID] for row in rows if row[TRANSACTION_ID] is not None} - self.lengths.keys()
 
     def learn(self, lengths: Mapping[int, Length]) -> None:
-        """Take note of transactions' lengths. Raises TransactionTooLargeError."""
-        for transaction_id, length in lengths.items():
-            if length.records > self._max_transaction_records:
-                raise TransactionTooLargeError(
-                    f"transaction {transaction_id} has {length.records} records in the outbox, and "
-                    f"max_transaction_records is {self._max_transaction_records}. Nothing of it is published: raise "
-                    "the limit, or delete its records"
-                )
+        """Take note of transactions' lengths."""
         self.lengths.update(lengths)
+
+    def too_large(self, transaction_ids: Iterable[int]) -> dict[int, Refusal]:
+        """Those of these transactions that have more records than are published together."""
+        return {
+            transaction_id: Refusal(
+                Cause.TOO_LARGE,
+                f"transaction {transaction_id} has {length.records} records, and max_transaction_records is "
+                f"{self._max_transaction_records}",
+            )
+            for transaction_id in transaction_ids
+            if (length := self.lengths.get(transaction_id)) is not None
+            and length.records > self._max_transaction_records
+        }
 
     def cut(self, rows: Sequence[OutboxRow], *, complete: bool) -> tuple[int, bool]:
         """How many of a page's rows come next, and whether the batch is closed with them.
@@ -68,3 +74,14 @@ class Closure:
     def _begin(self) -> None:
         self._reach = 0
         self._closed = True
+
+
+def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, Length]:
+    """The lengths of those of the wanted transactions that are in these rows, all of whose records are."""
+    lengths: dict[int, Length] = {}
+    for row in rows:
+        transaction_id = row[TRANSACTION_ID]
+        if transaction_id is not None and transaction_id in wanted:
+            known = lengths.get(transaction_id)
+            lengths[transaction_id] = Length(1 if known is None else known.records + 1, row[0])
+    return lengths

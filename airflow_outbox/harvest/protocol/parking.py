@@ -29,10 +29,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.harvest.protocol.ledger import Parked, runs
+from airflow_outbox.pages import Length
 
 Lane = tuple[str, str | bytes]
+Row = TypeVar("Row", bound=tuple[Any, ...])
+"""A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
+
+_MOST_REASONS = 10
 
 
 class Cause(StrEnum):
@@ -66,17 +72,28 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Diversion:
+class Diversion(Generic[Row]):
     """What becomes of rows: published, refused, or waiting behind a refused one."""
 
-    published: Sequence[OutboxRow]
+    published: Sequence[Row] = ()
     refused: dict[int, Refusal] = field(default_factory=dict)  # by id
     waiting: list[int] = field(default_factory=list)
 
-    @property
-    def parked(self) -> list[int]:
-        """The ids that are set aside, in order."""
-        return sorted([*self.refused, *self.waiting])
+    def groups(self) -> tuple[Parked, ...]:
+        """What is set aside, by reason."""
+        reasons: dict[Refusal, list[int]] = {}
+        for identity, refusal in self.refused.items():
+            reasons.setdefault(refusal, []).append(identity)
+        parked = [Parked(refusal.cause, refusal.reason, runs(ids)) for refusal, ids in reasons.items()]
+        if self.waiting:
+            parked.append(Parked(None, None, runs(self.waiting)))
+        return tuple(parked)
+
+    def summary(self) -> dict[str, object]:
+        """How many are set aside, and why, the most frequent reasons first."""
+        counted = Counter(self.refused.values()).most_common(_MOST_REASONS)
+        reasons = [{"cause": why.cause, "reason": why.reason, "records": count} for why, count in counted]
+        return {"refused": len(self.refused), "waiting": len(self.waiting), "reasons": reasons}
 
 
 class ParkedLanes:
@@ -90,27 +107,33 @@ class ParkedLanes:
         """How many records wait."""
         return self._waiting.total()
 
-    def divert(self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -> Diversion:
+    def divert(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
         if not refusals and not self._waiting:
             return Diversion(rows)
-        waiting, topics = self._waiting, self._topics
-        published: list[OutboxRow] = []
+        published: list[Row] = []
         diversion = Diversion(published)
         for row in rows:
-            lane = row[1], row[2]
-            if lane in waiting or row[1] in topics:
+            if self.holds((row[1], row[2])):
                 diversion.waiting.append(row[0])
             elif row[0] in refusals:
-                refusal = refusals[row[0]]
-                diversion.refused[row[0]] = refusal
-                if refusal.cause.is_of_the_topic:
-                    topics.add(row[1])
+                diversion.refused[row[0]] = refusals[row[0]]
             else:
                 published.append(row)
                 continue
-            waiting[lane] += 1
+            self.wait([row], refusals)
         return diversion
+
+    def holds(self, lane: Lane) -> bool:
+        """Whether records of a lane have to wait."""
+        return lane in self._waiting or lane[0] in self._topics
+
+    def wait(self, rows: Iterable[tuple[Any, ...]], refusals: Mapping[int, Refusal]) -> None:
+        """These records are diverted."""
+        for row in rows:
+            self._waiting[row[1], row[2]] += 1
+            if row[0] in refusals and refusals[row[0]].cause.is_of_the_topic:
+                self._topics.add(row[1])
 
     def gone(self, lanes: Iterable[Lane]) -> None:
         """Waiting records were published or discarded: their lanes, once for each."""
@@ -118,25 +141,6 @@ class ParkedLanes:
         for lane in [lane for lane, count in self._waiting.items() if count <= 0]:
             del self._waiting[lane]
         self._topics &= {topic for topic, _ in self._waiting}
-
-
-def heads_until_refused(
-    rows: Iterable[OutboxRow], refusals: Mapping[int, Refusal]
-) -> tuple[list[OutboxRow], dict[int, Refusal]]:
-    """Of queues of lanes, in id order: what can be published now, and the refused heads with their refusals."""
-    published: list[OutboxRow] = []
-    stopped: set[Lane] = set()
-    refused: dict[int, Refusal] = {}
-    for row in rows:
-        lane = row[1], row[2]
-        if lane in stopped:
-            continue
-        if row[0] in refusals:
-            stopped.add(lane)
-            refused[row[0]] = refusals[row[0]]
-        else:
-            published.append(row)
-    return published, refused
 
 
 class Caution:
@@ -151,6 +155,7 @@ class Caution:
         self._reason = ""
         self.records = most
         self.condemned: dict[bool, dict[int, Refusal]] = {False: {}, True: {}}  # of the outbox; of the parked table
+        self.condemned_transactions: set[int] = set()
 
     def failed(self, ids: Sequence[int], reason: str, *, explained: bool, parked: bool) -> None:
         """A batch of these records, of the outbox or `parked` ones, was refused as a whole.
@@ -166,6 +171,11 @@ class Caution:
         else:
             self.records = max(1, min(self.records, len(ids)) // 2)
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether records are to be sent in other ways than usual, so that the one that is refused shows."""
+        return self.records < self._most
+
     def succeeded(self) -> None:
         """A batch was committed."""
         self._reason = ""
@@ -175,3 +185,40 @@ class Caution:
         """These were found refused, and that is on record."""
         for identity in ids:
             self.condemned[parked].pop(identity, None)
+
+
+class SingleRecords:
+    """Divides records one by one, lane by lane."""
+
+    def __init__(self, parked: ParkedLanes) -> None:
+        self._parked = parked
+
+    def begin(self) -> None:
+        """A Kafka transaction begins."""
+
+    def committed(self) -> None:
+        """It is committed."""
+
+    def divert(
+        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
+    ) -> Diversion[Row]:
+        """Divide rows of the outbox. (None is too large: that is said of whole transactions.)"""
+        return self._parked.divert(rows, refusals)
+
+    def due(
+        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
+    ) -> tuple[Sequence[Row], Mapping[int, Refusal]]:
+        """Of parked rows, queues of lanes in order: what can be published now, and the refused heads."""
+        published: list[Row] = []
+        stopped: set[Lane] = set()
+        refused: dict[int, Refusal] = {}
+        for row in rows:
+            lane = row[1], row[2]
+            if lane in stopped:
+                continue
+            if row[0] in refusals:
+                stopped.add(lane)
+                refused[row[0]] = refusals[row[0]]
+            else:
+                published.append(row)
+        return published, refused

@@ -1,0 +1,13 @@
+"""Settings that every Kafka client here shares."""
+
+from __future__ import annotations
+
+from airflow_outbox.harvest.settings import KafkaSettings
+
+CLIENT_SETTINGS: KafkaSettings = {
+    "client.id": "airflow-outbox",
+    # A broker that is back is found within a second; librdkafka's own limit is 10 s.
+    "reconnect.backoff.max.ms": 1000,
+    "log.connection.close": False,
+    "socket.keepalive.enable": True,
+}

@@ -1,0 +1,89 @@
+"""What goes through a term: pieces, which have been read, and batches, each of which is one Kafka transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from airflow_outbox.fence import Witness
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
+from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
+from airflow_outbox.pages import BYTES, OutboxRow
+from airflow_outbox.records import Snapshot
+
+_NOTHING_SEEN = Snapshot(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one page, whether a batch may end with them, and transactions in them that are too large."""
+
+    rows: Sequence[OutboxRow]
+    within: Snapshot
+    written: int
+    ends: bool
+    too_large: Mapping[int, Refusal] = field(default_factory=dict)
+    bytes_before: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.rows[-1][BYTES] - self.bytes_before
+
+    def divided(self, records: int) -> tuple[Piece, Piece]:
+        """The first records, and the others."""
+        first = replace(self, rows=self.rows[:records])
+        return first, replace(self, rows=self.rows[records:], bytes_before=first.rows[-1][BYTES])
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one Kafka transaction holds. `witness` is what holds once it is committed and settled."""
+
+    ids: list[int] = field(default_factory=list)
+    topics: Counter[str] = field(default_factory=Counter)
+    extents: dict[tuple[str, int], Extent] = field(default_factory=dict)
+    parked: Diversion[OutboxRow] = field(default_factory=Diversion)
+    unparked: list[int] = field(default_factory=list)
+    within: Snapshot = _NOTHING_SEEN
+    written: int = 0
+    may_end: bool = False
+    witness: Witness | None = None
+
+    def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
+        """A piece belongs to the batch, divided like that."""
+        self.ids += [row[0] for row in diversion.published]
+        self.parked.refused |= diversion.refused
+        self.parked.waiting += diversion.waiting
+        self.within, self.may_end = piece.within, piece.ends
+        self.written = max(self.written, piece.written)
+
+    def add(self, rows: Sequence[OutboxRow], extents: Iterable[Extent]) -> None:
+        """Rows were published."""
+        self.topics.update(row[1] for row in rows)
+        for extent in extents:
+            place = extent.topic, extent.partition
+            earlier = self.extents.get(place)
+            self.extents[place] = extent if earlier is None else earlier.followed_by(extent)
+
+    @property
+    def records(self) -> int:
+        return len(self.ids) + len(self.parked.refused) + len(self.parked.waiting) + len(self.unparked)
+
+    @property
+    def highest_id(self) -> int:
+        return max((max(ids) for ids in (self.ids, self.parked.refused, self.parked.waiting) if ids), default=0)
+
+    def entry(self, number: int, *, view: UUID, incarnation: int) -> Entry:
+        """What the ledger is to say of it."""
+        return Entry(
+            batch=number,
+            view=view,
+            incarnation=incarnation,
+            snapshot=self.within,
+            runs=runs(self.ids),
+            extents=tuple(self.extents.values()),
+            parked=self.parked.groups(),
+            unparked=runs(self.unparked),
+        )
