@@ -32,6 +32,7 @@ from uuid import UUID
 from airflow_outbox.errors import RecordsRefusedError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
 from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
@@ -230,6 +231,7 @@ class ExactlyOnceTerm(Term):
         if refused:
             await self._table.note_refusals(self.view, refused)
             self._caution.forget(refused, parked=True)
+            report_retried(self._report, topics=Counter(), refused=refused)
         published = published[: self._caution.records if not self._atomic else None]
         if not published:
             return self._attended.set()
@@ -298,8 +300,9 @@ class ExactlyOnceTerm(Term):
             self._unpurged.popleft()
             self._unpurged_records -= batch.records
             self._count(batch.topics)
-            if batch.parked.refused or batch.parked.waiting:
-                self._report("parked", **batch.parked.summary())
+            report_parked(self._report, batch.parked)
+            if batch.unparked:
+                report_retried(self._report, topics=batch.topics, refused={})
             self._settled_some.set()
             if batch.unparked:
                 self._attended.set()
@@ -309,7 +312,9 @@ class ExactlyOnceTerm(Term):
             await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked:
                 continue
-            self._parked.gone(await self._table.discard_requested(self.view))
+            discarded = await self._table.discard_requested(self.view)
+            self._parked.gone(discarded)
+            report_discarded(self._report, discarded)
             self._attended.clear()
             self._due = await self._table.parked_due(max_records=self._limits.batch_records, of_all_lanes=self._atomic)
             if self._due:

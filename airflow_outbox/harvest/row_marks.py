@@ -31,6 +31,7 @@ from uuid import UUID
 from airflow_outbox.errors import OutboxError, RecordsRefusedError
 from airflow_outbox.fence import Request
 from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
@@ -124,7 +125,7 @@ class RowMarksTerm(Term):
         if diversion.refused or diversion.waiting:
             await self._table.park(self.view, diversion.groups(), None)
             self._caution.forget(diversion.refused, parked=False)
-            self._report("parked", **diversion.summary())
+            report_parked(self._report, diversion)
         return diversion.published
 
     def _send(self, records: Iterable[MarkedRecord]) -> None:
@@ -136,7 +137,9 @@ class RowMarksTerm(Term):
             await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked or self._stopping.is_set() or self.request.paused:
                 continue
-            self._parked.gone(await self._table.discard_requested(self.view))
+            discarded = await self._table.discard_requested(self.view)
+            self._parked.gone(discarded)
+            report_discarded(self._report, discarded)
             due = await self._table.parked_due(max_records=self._limits.mark_records, of_all_lanes=False)
             records = [_ParkedRecord._make(row[:7]) for row in due]
             refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}
@@ -144,6 +147,7 @@ class RowMarksTerm(Term):
             if refused:
                 await self._table.note_refusals(self.view, refused)
                 self._caution.forget(refused, parked=True)
+                report_retried(self._report, topics=Counter(), refused=refused)
             self._due = {record.id for record in published}
             self._attended.clear()
             self._send(published)
@@ -193,6 +197,7 @@ class RowMarksTerm(Term):
             await self._table.unpark(self.view, numbers)
             self._parked.gone((record.topic, record.key) for record in parked)
             self._due -= set(numbers)
+            report_retried(self._report, topics=Counter(record.topic for record in parked), refused={})
             if not self._due:
                 self._attended.set()
         self._in_flight.forget(batch)

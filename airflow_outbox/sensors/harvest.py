@@ -13,6 +13,7 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow_outbox.errors import ConfigurationError, HarvestProcessError
 from airflow_outbox.harvest.process import Until
 from airflow_outbox.hooks.outbox import check_settings
+from airflow_outbox.triggers.alerts import check_path
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class OutboxHarvestSensor(BaseSensorOperator):
     tried again. `timeout`, `poke_interval` and `mode` of other sensors have no effect here; `soft_fail` and
     `never_fail` do.
 
+    `alert_callback` is the import path of a function, `my_package.alerts.tell`, which the triggerer calls when records
+    are parked, retried or discarded: with a mapping, the event as the reference has it, and the `outbox`.
+
     Raises ConfigurationError, as the Dag is read, for settings that can't be right and for `deferrable=False`.
     """
 
@@ -52,6 +56,7 @@ class OutboxHarvestSensor(BaseSensorOperator):
         outbox: str = "outbox",
         until: str | datetime = "forever",
         settings: Mapping[str, Any] | None = None,
+        alert_callback: str | None = None,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -64,6 +69,7 @@ class OutboxHarvestSensor(BaseSensorOperator):
         self.outbox = outbox
         self.until = until
         self.settings = dict(settings or {})
+        self.alert_callback = check_path(alert_callback)
         check_settings(self.settings, outbox="outbox" if _is_template(outbox) else outbox)
         if not _is_template(until):
             _until_text(until)
@@ -77,6 +83,7 @@ class OutboxHarvestSensor(BaseSensorOperator):
             until=_until_text(self.until),
             settings=self.settings,
             emit="end",
+            alert_callback=self.alert_callback,
         )
         # No timeout: what ends a harvest is `until`. A sensor's own default of a week would end one that is to go on
         # for ever.

@@ -15,6 +15,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.tokens import Token
 from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.triggers.alerts import Alerts, check_path
 from airflow_outbox.triggers.child import COMMAND, HarvestChild
 from airflow_outbox.triggers.report import HarvestReport
 from airflow_outbox.triggers.tokens import relay_tokens
@@ -24,6 +25,7 @@ FAILED_STARTS = 4
 """A deferred task fails when so many processes in a row have ended before they harvested."""
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
+ALERT_PATIENCE = 10.0
 
 
 class OutboxHarvestTrigger(BaseEventTrigger):
@@ -35,7 +37,8 @@ class OutboxHarvestTrigger(BaseEventTrigger):
     `emit` says what the trigger's events are:
 
     - `published`, for an `AssetWatcher`: at most one a second, `{"outbox": …, "topics": {topic: records}, "published":
-      total}`, whenever records were published. It harvests while a Dag that is scheduled on the asset is unpaused (a
+      total}`, whenever records were published, and whenever some were `parked`, `retried` or `discarded`, with what
+      happened under these names. It harvests while a Dag that is scheduled on the asset is unpaused (a
       change counts when Airflow next reads the Dag's file), and is never given up; errors are in the triggerer's log.
     - `end`, for a deferred task: one event, `{"status": "ended", "reason": …, "published": …}` or `{"status": "failed",
       "error": …}`. Until then the task's log tells the story, and its XCom `progress` how far it is. A configuration
@@ -43,6 +46,10 @@ class OutboxHarvestTrigger(BaseEventTrigger):
 
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …). They are
     stored and shown as they are: secrets belong into the connections.
+
+    `alert_callback` is the import path of a function, `my_package.alerts.tell`: it is called in the triggerer with
+    every event `parked`, `retried` or `discarded`, a mapping with the `outbox`. It may be a coroutine function. Its
+    errors are logged, and stop nothing. Raises ConfigurationError for what can't be an import path.
     """
 
     # Airflow asks only where a task defers; there this trigger may be pinned to a queue like any other.
@@ -58,6 +65,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
         until: str = "forever",
         settings: Mapping[str, Any] | None = None,
         emit: Literal["published", "end"] = "published",
+        alert_callback: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.postgres_conn_id = postgres_conn_id
@@ -66,6 +74,8 @@ class OutboxHarvestTrigger(BaseEventTrigger):
         self.until = until
         self.settings = dict(settings or {})
         self.emit = emit
+        self.alert_callback = check_path(alert_callback)
+        self._alerts = Alerts(self.alert_callback, self.log.log)
         self._report = HarvestReport()
         self._child: HarvestChild | None = None
         self._showing: asyncio.Task[None] | None = None
@@ -80,6 +90,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 "until": self.until,
                 "settings": self.settings,
                 "emit": self.emit,
+                "alert_callback": self.alert_callback,
             },
         )
 
@@ -93,6 +104,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 async for payload in self._harvest(config, token_source):
                     yield TriggerEvent(payload)
                 if self._report.end_reason in ("drained", "time"):
+                    await self._alerts.finish(ALERT_PATIENCE)
                     if self.emit == "end":
                         yield TriggerEvent(
                             {"status": "ended", "reason": self._report.end_reason, "published": self._report.published}
@@ -118,6 +130,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
 
     async def cleanup(self) -> None:
         """End the process, within a second. Called whenever the trigger ends; nothing happens when there is none."""
+        self._alerts.cancel()
         if self._child is not None:
             await self._child.end()
 
@@ -141,18 +154,19 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 if event["event"] == "progress":
                     self._measure(event)
                     self._show_progress(now)
-                if self.emit == "published" and (topics := self._report.topics_due(now)):
-                    yield self._publication(topics)
+                self._alerts.tell({**event, "outbox": self.outbox})
+                if self.emit == "published" and (news := self._report.news_due(now)):
+                    yield self._publication(news)
         finally:
             for task in (self._showing, relaying):
                 if task is not None:
                     task.cancel()
             await child.end()
-        if self.emit == "published" and (topics := self._report.topics_due(time.monotonic(), final=True)):
-            yield self._publication(topics)
+        if self.emit == "published" and (news := self._report.news_due(time.monotonic(), final=True)):
+            yield self._publication(news)
 
-    def _publication(self, topics: dict[str, int]) -> dict[str, Any]:
-        return {"outbox": self.outbox, "topics": topics, "published": self._report.published}
+    def _publication(self, news: dict[str, Any]) -> dict[str, Any]:
+        return {"outbox": self.outbox, **news, "published": self._report.published}
 
     def _measure(self, progress: Mapping[str, Any]) -> None:
         stats = metrics()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class HarvestReport:
     _output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_OUTPUT))
     _limit: LogLimit = field(default_factory=LogLimit)
     _topics: Counter[str] = field(default_factory=Counter)
+    _parking: dict[str, Any] = field(default_factory=dict)  # what asset events are to say of it
     _logged: tuple[float | None, int] = (None, 0)  # when the last progress line was, and how much had been published
     _shown: tuple[float | None, dict[str, Any] | None] = (None, None)
     _asset_event_at: float | None = None
@@ -91,15 +92,23 @@ class HarvestReport:
             self._count(event)
         elif kind == "output":
             self._output.append(str(event.get("line")))
+        elif kind in ("parked", "retried", "discarded"):
+            self._parking[kind] = _added(self._parking.get(kind, {}), event)
         yield from self._limited(_described(event), now)
 
-    def topics_due(self, now: float, *, final: bool = False) -> dict[str, int]:
-        """Records published by topic since this last returned some; at most once a second, unless it is `final`."""
-        if not self._topics or not (final or _passed(self._asset_event_at, ASSET_EVENT_INTERVAL, now)):
+    def news_due(self, now: float, *, final: bool = False) -> dict[str, Any]:
+        """`topics`: records published by topic since this last returned something, and, each if there is anything to
+        say, `parked`, `retried`, `discarded`; at most once a second, unless it is `final`. That more records wait
+        behind parked ones is news only beside others.
+        """
+        if not (self._topics or self._parking.keys() - {"parked"} or self._parking.get("parked", {}).get("refused")):
             return {}
-        topics, self._topics = dict(self._topics), Counter()
+        if not (final or _passed(self._asset_event_at, ASSET_EVENT_INTERVAL, now)):
+            return {}
+        news = {"topics": dict(self._topics), **self._parking}
+        self._topics, self._parking = Counter(), {}
         self._asset_event_at = now
-        return topics
+        return news
 
     def progress_due(self, now: float) -> dict[str, Any] | None:
         """The progress to show as XCom, when it has changed and ten seconds have passed."""
@@ -153,6 +162,27 @@ def _passed(since: float | None, interval: float, now: float) -> bool:
     return since is None or now - since >= interval
 
 
+def _added(sum_: Mapping[str, Any], event: Event) -> dict[str, Any]:
+    """What several events of parking say together: counts are added, reasons are those of the last that has some."""
+    added = dict(sum_)
+    for name, value in event.items():
+        if name in ("refused", "waiting"):
+            added[name] = added.get(name, 0) + value
+        elif name == "topics":
+            added[name] = dict(Counter(added.get(name, {})) + Counter(value))
+        elif name == "reasons" and (value or name not in added):
+            added[name] = value
+    return added
+
+
+def _counts(topics: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {topic}" for topic, count in topics.items())
+
+
+def _why(reasons: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(f"{why['records']} {why['cause']}: {why['reason']}" for why in reasons)
+
+
 def _described(event: Event) -> LogLine:
     match event:
         case {"event": "started", "outbox": outbox, "outbox_id": outbox_id, "pid": pid}:
@@ -169,6 +199,17 @@ def _described(event: Event) -> LogLine:
             return LogLine(logging.WARNING, f"{error} (tries again in {delay:g} s)")
         case {"event": "error", "error": error}:
             return LogLine(logging.WARNING, str(error))
+        case {"event": "parked", "refused": refused, "waiting": waiting, "reasons": reasons}:
+            behind = f"{waiting} records wait behind parked ones"
+            if refused:
+                return LogLine(logging.WARNING, f"parked: {_why(reasons)}; {behind}")
+            return LogLine(logging.INFO, f"parked: {behind}")
+        case {"event": "retried", "refused": refused, "reasons": reasons} if refused:
+            return LogLine(logging.WARNING, f"retried in vain: {_why(reasons)}")
+        case {"event": "retried", "topics": topics}:
+            return LogLine(logging.INFO, f"retried with success: {_counts(topics)}")
+        case {"event": "discarded", "topics": topics}:
+            return LogLine(logging.WARNING, f"discarded, as was asked for: {_counts(topics)}")
         case {"event": "ended", "reason": reason}:
             return LogLine(logging.INFO, f"the harvest has ended: {reason}")
         case {"event": "output", "line": line}:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import CHILD, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
+from harvesting import CHILD, GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
@@ -33,7 +33,7 @@ TOO_LARGE = "".join(random.Random(0).choices(string.ascii_letters, k=4000))  # w
 def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
     made = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    small = NewTopic(topic_prefix + "small", 1, 1, config={"max.message.bytes": "1000"})
+    small = NewTopic(topic_prefix + "small", PARTITIONS, 1, config={"max.message.bytes": "1000"})
     admin.create_topics([small])[small.topic].result()
     return made
 
@@ -51,7 +51,7 @@ def run(outbox: Outbox, tmp_path: Path) -> Run:
     file.write_text(yaml.safe_dump(outbox.settings))
 
     def run(*command: str, status: int = 0) -> Result:
-        result = CliRunner().invoke(main, [*command[:2], "-f", str(file), *command[2:]])
+        result = CliRunner().invoke(main, [*command, "-f", str(file)])
         assert result.exit_code == status, result.output
         return result
 
@@ -104,7 +104,8 @@ def values(outbox: Outbox, topic: str) -> list[str]:
 
 
 def create(outbox: Outbox, topic: str) -> None:
-    AdminClient({"bootstrap.servers": outbox.bootstrap}).create_topics([NewTopic(topic, 4, 1)])[topic].result()
+    admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
 
 
 def test_what_is_parked_is_listed_and_shown(poisoned: Outbox, run: Run) -> None:

@@ -38,8 +38,6 @@ Lane = tuple[str, str | bytes]
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
 
-_MOST_REASONS = 10
-
 
 class Cause(StrEnum):
     """Why a record can't be published."""
@@ -88,12 +86,6 @@ class Diversion(Generic[Row]):
         if self.waiting:
             parked.append(Parked(None, None, runs(self.waiting)))
         return tuple(parked)
-
-    def summary(self) -> dict[str, object]:
-        """How many are set aside, and why, the most frequent reasons first."""
-        counted = Counter(self.refused.values()).most_common(_MOST_REASONS)
-        reasons = [{"cause": why.cause, "reason": why.reason, "records": count} for why, count in counted]
-        return {"refused": len(self.refused), "waiting": len(self.waiting), "reasons": reasons}
 
 
 class ParkedLanes:

@@ -10,6 +10,9 @@ import pytest
 from airflow_outbox.triggers.report import HarvestReport
 
 
+WHY = [{"cause": "c", "reason": "r", "records": 1}]
+
+
 def progress(published: int, **fields: Any) -> dict[str, Any]:
     shown = {"standing": "leading", "view": "v", "in_flight": 3, "rate": 10.0, "topics": {}}
     return {"event": "progress", "published": published, **shown, **fields}
@@ -33,6 +36,23 @@ def lines(report: HarvestReport, event: dict[str, Any], now: float) -> list[str]
         ({"event": "fenced", "shard": 0, "view": "v"}, logging.WARNING, "fenced: another process has taken over"),
         ({"event": "error", "error": "gone", "retry_in": 0.2}, logging.WARNING, "gone (tries again in 0.2 s)"),
         ({"event": "error", "error": "gone", "retry_in": None}, logging.WARNING, "gone"),
+        (
+            {"event": "parked", "refused": 2, "waiting": 1, "reasons": [{"cause": "c", "reason": "r", "records": 2}]},
+            logging.WARNING,
+            "parked: 2 c: r; 1 records wait behind parked ones",
+        ),
+        ({"event": "parked", "refused": 0, "waiting": 5, "reasons": []}, logging.INFO, "parked: 5 records wait behind"),
+        (
+            {"event": "retried", "topics": {}, "refused": 1, "reasons": [{"cause": "c", "reason": "r", "records": 1}]},
+            logging.WARNING,
+            "retried in vain: 1 c: r",
+        ),
+        (
+            {"event": "retried", "topics": {"a": 2, "b": 1}, "refused": 0, "reasons": []},
+            logging.INFO,
+            "retried with success: 2 of a, 1 of b",
+        ),
+        ({"event": "discarded", "topics": {"a": 2}}, logging.WARNING, "discarded, as was asked for: 2 of a"),
         ({"event": "ended", "reason": "drained", "published": 4}, logging.INFO, "the harvest has ended: drained"),
         ({"event": "output", "line": "Traceback"}, logging.WARNING, "the harvesting process printed: Traceback"),
         ({"event": "of a later release", "n": 1}, logging.INFO, "event: of a later release, n: 1"),
@@ -82,7 +102,7 @@ def test_the_count_goes_on_over_several_processes() -> None:
     list(report.take(progress(2, topics={"a": 1, "b": 1}), 1.0))
     list(report.take({"event": "ended", "reason": "drained", "published": 3}, 2.0))
     assert report.published == 8
-    assert report.topics_due(3.0) == {"a": 6, "b": 1}
+    assert report.news_due(3.0) == {"topics": {"a": 6, "b": 1}}
 
 
 def test_publications_are_given_out_once_a_second_at_most_and_none_is_left_out() -> None:
@@ -90,12 +110,38 @@ def test_publications_are_given_out_once_a_second_at_most_and_none_is_left_out()
     given = []
     for tenth in range(25):
         list(report.take(progress(tenth, topics={"a": 1}), tenth / 10))
-        if topics := report.topics_due(tenth / 10):
-            given.append((tenth, topics))
+        if news := report.news_due(tenth / 10):
+            given.append((tenth, news["topics"]))
     assert given == [(0, {"a": 1}), (10, {"a": 10}), (20, {"a": 10})]
-    assert report.topics_due(2.5) == {}
-    assert report.topics_due(2.5, final=True) == {"a": 4}
-    assert report.topics_due(9.0, final=True) == {}
+    assert report.news_due(2.5) == {}
+    assert report.news_due(2.5, final=True) == {"topics": {"a": 4}}
+    assert report.news_due(9.0, final=True) == {}
+
+
+def test_parking_is_news_of_an_asset_and_what_happens_within_a_second_is_added_up() -> None:
+    report = HarvestReport()
+
+    def parked(*, refused: int, waiting: int) -> dict[str, Any]:
+        reasons = [{"cause": "c", "reason": "r", "records": refused}] if refused else []
+        return {"event": "parked", "refused": refused, "waiting": waiting, "reasons": reasons}
+
+    list(report.take(parked(refused=0, waiting=5), 0.0))
+    assert report.news_due(0.0) == {}
+    for event in (
+        parked(refused=2, waiting=1),
+        parked(refused=0, waiting=3),
+        {"event": "retried", "topics": {"a": 2}, "refused": 0, "reasons": []},
+        {"event": "retried", "topics": {"a": 1, "b": 1}, "refused": 1, "reasons": WHY},
+        {"event": "discarded", "topics": {"a": 1}},
+    ):
+        list(report.take(event, 0.5))
+    assert report.news_due(0.5) == {
+        "topics": {},
+        "parked": {"refused": 2, "waiting": 9, "reasons": [{"cause": "c", "reason": "r", "records": 2}]},
+        "retried": {"topics": {"a": 3, "b": 1}, "refused": 1, "reasons": WHY},
+        "discarded": {"topics": {"a": 1}},
+    }
+    assert report.news_due(9.0) == {}
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def test_it_defers_to_the_trigger_without_a_timeout(until: Any, passed_on: str) 
         "until": passed_on,
         "settings": {"limits": {"mark_records": 10}},
         "emit": "end",
+        "alert_callback": None,
     }
 
 

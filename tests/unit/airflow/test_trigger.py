@@ -71,6 +71,7 @@ def test_it_is_the_same_after_a_journey_through_the_database() -> None:
         until="drained",
         settings={"leader_topic": "t"},
         emit="end",
+        alert_callback="alerts.tell",
     )
     path, arguments = trigger.serialize()
     assert path == f"{OutboxHarvestTrigger.__module__}.{OutboxHarvestTrigger.__qualname__}"
@@ -82,6 +83,7 @@ def test_it_is_the_same_after_a_journey_through_the_database() -> None:
         "until": "drained",
         "settings": {"leader_topic": "t"},
         "emit": "end",
+        "alert_callback": "alerts.tell",
     }
 
 

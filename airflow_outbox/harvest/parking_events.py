@@ -1,0 +1,37 @@
+"""What is told of parking, in whichever mode of delivery: records were parked, retried, or discarded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow_outbox.harvest.ports import Events
+from airflow_outbox.harvest.protocol.parking import Diversion, Lane, Refusal
+
+_MOST_REASONS = 10
+
+
+def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
+    """Records were moved into the parked table, if there are any."""
+    refused, waiting = diversion.refused, diversion.waiting
+    if refused or waiting:
+        report_event("parked", refused=len(refused), waiting=len(waiting), reasons=_reasons(refused))
+
+
+def report_retried(report_event: Events, *, topics: Counter[str], refused: Mapping[int, Refusal]) -> None:
+    """Parked records were published, and others refused again."""
+    report_event("retried", topics=dict(topics), refused=len(refused), reasons=_reasons(refused))
+
+
+def report_discarded(report_event: Events, lanes: Iterable[Lane]) -> None:
+    """Records were discarded, as operators have asked, if there are any: their lanes, once for each."""
+    topics = Counter(topic for topic, _ in lanes)
+    if topics:
+        report_event("discarded", topics=dict(topics))
+
+
+def _reasons(refused: Mapping[int, Refusal]) -> list[dict[str, object]]:
+    """Why records were refused, the most frequent reasons first."""
+    counted = Counter(refused.values()).most_common(_MOST_REASONS)
+    return [{"cause": why.cause.value, "reason": why.reason, "records": count} for why, count in counted]
