@@ -55,13 +55,17 @@ def adopt(
     """
     if config.delivery != "exactly_once":
         raise ConfigurationError("delivery is not exactly_once: without a ledger there is nothing to adopt")
-    with closing(OutboxTable(connect(config.data_source, purpose="adopt"), config.name)) as table:
+    with closing(_table(config)) as table:
         # One transaction, which holds the fence row to its end: a harvester that tries again meanwhile waits.
         with translated(config.name), table.connection.transaction() as adopting:
             adoption = _adopt(table, config, reason=reason, nothing_lost=nothing_lost, accept=accept)
             if adoption is None:
                 raise psycopg.Rollback(adopting)
         return adoption
+
+
+def _table(config: HarvestConfig) -> OutboxTable:
+    return OutboxTable(connect(config.data_source, purpose="adopt"), config.name, archives=config.archives)
 
 
 def _adopt(
@@ -84,7 +88,7 @@ def _adopt(
     if nothing_lost:
         for entry in ledger.entries:
             if entry.batch > fence.witness.batch:
-                table.purge_published(view, entry.ids(), entry.snapshot)
+                table.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
     incarnation = _record(table, view, witness=_witness(fence, ledger), differences=accepted, reason=reason)
     return Adoption(accepted, incarnation)
 

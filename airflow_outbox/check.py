@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, cast
 from uuid import UUID
@@ -13,6 +14,7 @@ import psycopg
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
+from airflow_outbox.archive import Archive
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
@@ -58,6 +60,7 @@ def examine(config: HarvestConfig) -> list[Finding]:
             findings += _examine_postgres(connection, config.name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
                 outbox_id = OutboxTable(connection, config.name).identity().outbox_id
+                findings += _examine_archive(connection, config) if config.archives else []
                 topics = _pending_topics(connection, config.name)
     except PostgresError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
@@ -114,6 +117,25 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
             dangerous,
             f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
             "Run ALTER SEQUENCE … CACHE 1",
+        )
+
+
+def _examine_archive(connection: psycopg.Connection[Any], config: HarvestConfig) -> Iterator[Finding]:
+    archive = Archive(connection, config.name)
+    if not archive.exists:
+        yield Finding(Severity.MISSING, f"there is no {config.name.text('archive')}. Run `airflow-outbox init`")
+        return
+    if datetime.now(UTC).date() + timedelta(days=1) not in archive.days():
+        yield Finding(
+            Severity.DANGEROUS,
+            f"{config.name.text('archive')} has no partition for tomorrow. Leaders that own it make them; for others, "
+            "run `airflow-outbox init` as its owner at least once a week",
+        )
+    if archive.default_records():
+        yield Finding(
+            Severity.DANGEROUS,
+            f"records stand in {config.name.text('archive_default')}, which is deleted from row by row. "
+            "Run `airflow-outbox init` as its owner at least once a week",
         )
 
 

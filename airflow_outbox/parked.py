@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.errors import FencedError
+from airflow_outbox.keeping import archived, kept_columns
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow
 from airflow_outbox.records import Snapshot
@@ -22,17 +23,6 @@ from airflow_outbox.sql import statements
 from airflow_outbox.table import SHARD, Column, render, translated
 
 Lane = tuple[str, str | bytes]
-_KEPT = (
-    "id",
-    "create_time",
-    "kafka_topic",
-    "kafka_key",
-    "kafka_value",
-    "kafka_header_keys",
-    "kafka_header_values",
-    "kafka_partition",
-    "transaction_id",
-)
 _LONGEST_DELAY = 600.0
 
 
@@ -48,7 +38,7 @@ class Why:
 class ParkedTable:
     """The leader's statements, over one connection. Methods raise PostgresError, and those with a view FencedError.
 
-    `topic_causes` are the causes that park a topic as such.
+    `topic_causes` are the causes that park a topic as such; `archives` tells whether what was published is archived.
     """
 
     def __init__(
@@ -58,14 +48,15 @@ class ParkedTable:
         columns: Mapping[str, Column],
         *,
         topic_causes: Sequence[str],
+        archives: bool,
     ) -> None:
         self._connection = connection
         self._name = name
-        kept = [column for column in _KEPT if column in columns]
-        has_transactions = "transaction_id" in kept
+        has_transactions = "transaction_id" in columns
         self._parts = {
-            "columns": sql.SQL(", ").join(map(sql.Identifier, kept)),
-            "partition": sql.Identifier("kafka_partition") if "kafka_partition" in kept else sql.NULL,
+            "columns": kept_columns(columns),
+            "archived": archived(name, columns) if archives else sql.SQL(""),
+            "partition": sql.Identifier("kafka_partition") if "kafka_partition" in columns else sql.NULL,
             "transaction_id": sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
         }
         self._causes = list(topic_causes)
@@ -99,8 +90,8 @@ class ParkedTable:
             return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete records that were published, by number; the next of their lanes are due."""
-        self._fenced_unless("unpark", view=view, numbers=list(numbers), topic_causes=self._causes)
+        """Delete records that were published, by number, or archive them; the next of their lanes are due."""
+        self._fenced_unless("unpark", view=view, numbers=list(numbers), topic_causes=self._causes, batch=None)
 
     def note_refusals(self, view: UUID, refusals: Mapping[int, Why]) -> None:
         """Records were refused again, by number; they are tried again after longer and longer delays."""

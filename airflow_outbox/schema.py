@@ -7,11 +7,13 @@ SCHEMA_VERSION whole; each migration leads from one version to the next, in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, cast, get_args
 
 import psycopg
 from psycopg import sql
 
+from airflow_outbox.archive import Archive
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import migrations, script, statements
@@ -43,12 +45,14 @@ def init_outbox(
     value_type: str = "varchar(10000)",
     header_type: str = "text",
     transaction_id: bool = False,
+    archive_retention: float | None = None,
 ) -> list[str]:
     """Make the outbox's tables, or bring them to this release's schema version; what is there stays as it is.
 
     The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values.
     `transaction_id` adds that column to a table without it, such as goharvest's: `cost_of_transaction_id` tells what
-    that means. Returns, in words, what was done: nothing when all was there. Raises ConfigurationError,
+    that means. With an `archive_retention` (seconds) it makes the archive, too, and partitions for the days ahead, and
+    drops those that are older. Returns, in words, what was done: nothing when all was there. Raises ConfigurationError,
     SchemaVersionError, PostgresError.
     """
     types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
@@ -59,7 +63,8 @@ def init_outbox(
         found = set(read_columns(connection, name))
         if not found:
             connection.execute(render(script("schema.sql"), name, **types))
-            return [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+            done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+            return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
             raise ConfigurationError(
                 f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
@@ -68,7 +73,7 @@ def init_outbox(
         if transaction_id and "transaction_id" not in found:
             _execute(connection, "add_transaction_id", name)
             done.append(f"added the column transaction_id to {name}")
-        return done
+        return done + _tended(connection, name, archive_retention)
 
 
 def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName) -> str | None:
@@ -86,6 +91,12 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
     """
     columns = OutboxTable(connection, name).columns
     parts: list[str] = {"job": ["stash", "job"], "operate": ["look", "operate"]}.get(role, [role])
+    if Archive(connection, name).exists:
+        parts += {
+            "harvest": ["harvest_archive"],
+            "look": ["look_archive"],
+            "operate": ["look_archive", "replay", "stash"],
+        }.get(role, [])
     if "stash" in parts and "kafka_partition" in columns:
         parts.append("stash_partition")
     with translated(name):
@@ -102,10 +113,20 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
             role=sql.Identifier(grantee),
             schema=sql.Identifier(schema),
             sequence=sql.SQL(sequence),  # as Postgres gave it: already quoted
+            default=name.beside("archive_default"),
         ).as_string(connection)
         for part in parts
     ]
     return [line for text in texts for line in text.splitlines() if line and not line.startswith("--")]
+
+
+def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: float | None) -> list[str]:
+    if retention is None:
+        return []
+    archive = Archive(connection, name)
+    done = archive.make()
+    tended = archive.tend(now=datetime.now(UTC), retention=retention)
+    return done or tended  # a new archive has new partitions: nobody needs to read their names
 
 
 def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int) -> list[str]:

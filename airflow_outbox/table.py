@@ -28,6 +28,7 @@ from airflow_outbox.errors import (
     TakeOverError,
 )
 from airflow_outbox.fence import Fence, History, Pulse, Request, Witness
+from airflow_outbox.keeping import archived
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import BYTES, Length, OutboxRow, Page, Reading
 from airflow_outbox.records import Snapshot
@@ -77,7 +78,7 @@ class MarkedRecord(NamedTuple):
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted", "parked")
+    beside = ("leader", "commits", "adopted", "parked", "archive")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 
@@ -145,14 +146,15 @@ def translated(name: OutboxName) -> Iterator[None]:
 
 
 class OutboxTable:
-    """The statements of one outbox over one connection.
+    """The statements of one outbox over one connection; `archives` tells whether what is purged is archived.
 
     Every method raises PostgresError when Postgres refuses or is gone.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, *, archives: bool = False) -> None:
         self.connection = connection
         self.name = name
+        self.archives = archives
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
@@ -292,9 +294,12 @@ class OutboxTable:
         flushed = self._number("flushed")
         return flushed if flushed >= position else self._number("flush")
 
-    def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
-        """Delete published records that the snapshot sees; how far Postgres' log is on disk. Raises FencedError."""
-        row = self._row("purge_published", view=view, ids=list(ids), snapshot=str(snapshot))
+    def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, *, batch: int | None = None) -> int:
+        """Delete, or archive, published records that the snapshot sees; how far Postgres' log is on disk. `batch` is
+        their number in the ledger. Raises FencedError.
+        """
+        values = {"ids": list(ids), "snapshot": str(snapshot), "batch": batch}
+        row = self._row("purge_published", self._purging, view=view, **values)
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
 
@@ -319,8 +324,8 @@ class OutboxTable:
         self._fenced_unless(self._row("holds_fence", view=view))
 
     def purge(self, view: UUID, ids: Sequence[int]) -> None:
-        """Delete published records of this view. Raises FencedError."""
-        self._fenced_unless(self._row("purge", view=view, ids=list(ids)))
+        """Delete, or archive, published records of this view. Raises FencedError."""
+        self._fenced_unless(self._row("purge", self._purging, view=view, ids=list(ids), batch=None))
 
     def reset(self, view: UUID, ids: Sequence[int]) -> None:
         """Take this view's mark from records that were not published. Raises FencedError."""
@@ -356,6 +361,13 @@ class OutboxTable:
 
     def close(self) -> None:
         self.connection.close()
+
+    @cached_property
+    def _purging(self) -> Mapping[str, sql.Composable]:
+        """The parts of a purging statement: what becomes of what it deletes."""
+        if not self.archives:
+            return {"returned": sql.SQL(""), "archived": sql.SQL("")}
+        return {"returned": sql.SQL("RETURNING *"), "archived": archived(self.name, self.columns)}
 
     @cached_property
     def _mark(self) -> sql.Composed:

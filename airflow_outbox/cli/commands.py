@@ -60,6 +60,7 @@ def init(path: Path, key_type: str, value_type: str, header_type: str, transacti
                 value_type=value_type,
                 header_type=header_type,
                 transaction_id=transaction_id,
+                archive_retention=config.archive_retention if config.archives else None,
             )
             cost = cost_of_transaction_id(connection, config.name)
             identity = OutboxTable(connection, config.name).identity()

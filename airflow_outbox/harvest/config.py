@@ -101,6 +101,10 @@ class HarvestConfig(Settings):
     """Whether the records of a source transaction become visible together."""
     transaction_headers: TransactionHeaders = Field(default_factory=TransactionHeaders)
     """Headers by which consumers know the source transactions of an atomic outbox."""
+    purge: Literal["delete", "archive"] = "delete"
+    """What becomes of records that are published: they are deleted, or moved into `<outbox>_archive`."""
+    archive_retention: Duration = 30 * 86400.0
+    """How long the archive keeps them, by whole days."""
     ledger_topic: str | None = None
     """The topic of the ledger; by default `airflow-outbox.<outbox id>.ledger`."""
     transactional_id: str | None = None
@@ -145,6 +149,11 @@ class HarvestConfig(Settings):
         if self.atomic and self.shards > 1:
             raise ValueError("atomic needs shards: 1, for a source transaction may touch every shard")
         return self
+
+    @property
+    def archives(self) -> bool:
+        """Whether what is purged goes into the archive."""
+        return self.purge == "archive"
 
     @property
     def name(self) -> OutboxName:

@@ -137,7 +137,7 @@ class ExactlyOnceTerm(Term):
     async def _complete(self, entry: Entry) -> None:
         """Do in Postgres what an entry says; it may be done already."""
         if entry.runs:
-            flushed = await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
+            flushed = await self._table.purge_published(self.view, entry.ids(), entry.snapshot, batch=entry.batch)
             self._flushed = max(self._flushed, flushed)
         if entry.parked:
             await self._table.park(self.view, entry.parked, entry.snapshot)

@@ -70,8 +70,11 @@ class Table(Protocol):
     async def flush(self, position: int) -> int:
         """Wait until Postgres' log is on disk up to a position; how far it is."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
-        """Delete records by exact ids, as far as the snapshot sees their transactions. Raises FencedError.
+    async def purge_published(
+        self, view: UUID, ids: Sequence[int], snapshot: Snapshot, *, batch: int | None = None
+    ) -> int:
+        """Delete, or archive, records by exact ids, as far as the snapshot sees their transactions. Raises FencedError.
+        `batch` is their number in the ledger.
 
         Returns how far Postgres' log is on disk.
         """

@@ -43,8 +43,9 @@ class PostgresTable:
     remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
     """
 
-    def __init__(self, data_source: str, name: OutboxName, limits: Limits) -> None:
-        self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name)
+    def __init__(self, data_source: str, name: OutboxName, limits: Limits, *, archives: bool = False) -> None:
+        """`archives` tells whether records that are purged go into the archive."""
+        self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name, archives=archives)
         self._member = f"{socket.gethostname()}:{os.getpid()}"
         self._patience = limits.heartbeat_timeout
         self._statement_timeout = limits.statement_timeout
@@ -103,9 +104,11 @@ class PostgresTable:
         async with self._within(self._statement_timeout):
             return await self._purging.call(OutboxTable.flush, position)
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(
+        self, view: UUID, ids: Sequence[int], snapshot: Snapshot, *, batch: int | None = None
+    ) -> int:
         async with self._within(self._statement_timeout):
-            return await self._purging.call(OutboxTable.purge_published, view, ids, snapshot)
+            return await self._purging.call(OutboxTable.purge_published, view, ids, snapshot, batch=batch)
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         async with self._within(self._statement_timeout):
@@ -153,7 +156,9 @@ class PostgresTable:
         **kwargs: Arguments.kwargs,
     ) -> Result:
         def call(table: OutboxTable) -> Result:
-            parked = ParkedTable(table.connection, table.name, table.columns, topic_causes=_TOPIC_CAUSES)
+            parked = ParkedTable(
+                table.connection, table.name, table.columns, topic_causes=_TOPIC_CAUSES, archives=table.archives
+            )
             return method(parked, *args, **kwargs)
 
         async with self._within(self._statement_timeout):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
 
+from airflow_outbox.archive import Archive
 from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.harvest.archiving import tend_archive
 from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.harvester import SHARD, Harvester
@@ -21,6 +23,7 @@ from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
 from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.harvest.tokens import TokenSource
@@ -80,7 +83,7 @@ async def harvest(
     names = KafkaNames.of(config, identity.outbox_id)
     partitions = await asyncio.to_thread(leader_partitions, config, names)
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
-    table = PostgresTable(config.data_source, config.name, config.limits)
+    table = PostgresTable(config.data_source, config.name, config.limits, archives=config.archives)
 
     book = TopicBook(config.kafka)
 
@@ -117,6 +120,9 @@ async def harvest(
         events=events,
     )
     running = asyncio.create_task(harvester.run())
+    tending = asyncio.create_task(
+        tend_archive(config, leads=lambda: election.standing(SHARD) is Standing.LEADER, complain=complain)
+    )
     reaching = asyncio.create_task(_reach(until, table))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -126,9 +132,9 @@ async def harvest(
             await harvester.stop(grace)
         await running
     finally:
-        for task in (running, reaching, stopping):
+        for task in (running, reaching, stopping, tending):
             task.cancel()
-        await asyncio.gather(running, reaching, stopping, return_exceptions=True)
+        await asyncio.gather(running, reaching, stopping, tending, return_exceptions=True)
     events("ended", reason=reason, published=harvester.published)
     return reason
 
@@ -159,6 +165,8 @@ def _identify(config: HarvestConfig) -> Identity:
     table = OutboxTable(connect(config.data_source, purpose="start"), config.name)
     try:
         _ = table.columns
+        if config.archives:
+            Archive(table.connection, table.name).require()
         return table.identity()
     finally:
         table.close()

@@ -44,6 +44,11 @@ class Topic:
     partitions: int = 0
     max_bytes: int | None = None
 
+    @property
+    def may_have_changed(self) -> bool:
+        """Whether records were refused for what is known of the topic."""
+        return self.refusal is not None or self.max_bytes is not None
+
 
 class TopicBook:
     """Topics by name."""
@@ -71,7 +76,7 @@ class TopicBook:
         refusals: dict[int, Refusal] = {}
         if again:
             for name in {row[1] for row in rows}:
-                if name in self._topics and self._topics[name].refusal is not None:
+                if name in self._topics and self._topics[name].may_have_changed:
                     del self._topics[name]
         plain = self._plain
         for row in rows:

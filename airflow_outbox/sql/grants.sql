@@ -24,6 +24,19 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {parked} TO {role};
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked} TO {role};
 
+-- harvest_archive --
+-- And to move what is published into the archive, and to delete there what came into no day's partition.
+GRANT SELECT, INSERT ON {archive} TO {role};
+GRANT SELECT, DELETE ON {default} TO {role};
+
+-- look_archive --
+-- And to read the archive.
+GRANT SELECT ON {archive} TO {role};
+
+-- replay --
+-- And to stash again what is in the archive, once under an id, beside what `stash` allows.
+GRANT SELECT, INSERT ON {commits} TO {role};
+
 -- operate --
 -- To operate, beside what `look` allows: pause and hand over, and ask for parked records to be retried or discarded.
 GRANT UPDATE (paused, handover_asked_at) ON {leader} TO {role};

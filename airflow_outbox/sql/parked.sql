@@ -63,18 +63,18 @@ WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]:
 GROUP BY transaction_id
 
 -- unpark --
--- Deletes parked records that were published; the next of their lanes are due. A retry that was asked for goes on with the next.
+-- Deletes parked records that were published, and archives them, where that is wanted; the next of their lanes are due. A retry that was asked for goes on with the next.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
-), gone AS (
-    DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING kafka_topic, kafka_key, cause
-), next AS (
+), purged AS (
+    DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING *
+) {archived}, next AS (
     UPDATE {parked} SET retry_at = clock_timestamp()
     WHERE number IN (
         SELECT min(number) FROM {parked}
         WHERE discarded_at IS NULL AND number <> ALL(%(numbers)s)
-          AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM gone)
-               OR kafka_topic IN (SELECT kafka_topic FROM gone WHERE cause = ANY(%(topic_causes)s)))
+          AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM purged)
+               OR kafka_topic IN (SELECT kafka_topic FROM purged WHERE cause = ANY(%(topic_causes)s)))
         GROUP BY kafka_topic, kafka_key
     )
 )

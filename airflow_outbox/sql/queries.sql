@@ -195,13 +195,14 @@ GROUP BY transaction_id
 
 -- purge_published --
 -- Deletes published records, by exact ids and as far as the snapshot they were read within sees their transactions, if the fence is this
--- view's; says whether it is, and how far Postgres' log is on disk.
+-- view's; archives them, where that is wanted; says whether it is, and how far Postgres' log is on disk.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox}
     WHERE id = ANY(%(ids)s) AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
-)
+    {returned}
+) {archived}
 SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint
 
 -- flushed --
@@ -247,12 +248,14 @@ INSERT INTO {adopted} (incarnation, differences, reason) VALUES (%(incarnation)s
 SELECT view IS NOT DISTINCT FROM %(view)s FROM {leader} WHERE shard = %(shard)s
 
 -- purge --
--- Deletes published records, by exact ids, as long as they carry this view's mark and the fence is this view's; says whether it is.
+-- Deletes published records, by exact ids, as long as they carry this view's mark and the fence is this view's; archives them, where
+-- that is wanted; says whether the fence is this view's.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox} WHERE id = ANY(%(ids)s) AND leader_id = %(view)s AND EXISTS (SELECT FROM fence)
-)
+    {returned}
+) {archived}
 SELECT EXISTS (SELECT FROM fence)
 
 -- reset --
@@ -367,3 +370,4 @@ FROM pg_class WHERE oid = to_regclass(%(table)s)
 ALTER TABLE {outbox} ADD COLUMN transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id();
 CREATE INDEX ON {outbox} (transaction_id);
 ALTER TABLE {parked} ADD COLUMN IF NOT EXISTS transaction_id XID8;
+ALTER TABLE IF EXISTS {archive} ADD COLUMN IF NOT EXISTS transaction_id XID8

@@ -65,7 +65,7 @@ class Unfenced(SimulatedTable):
 class PurgesByRange(SimulatedTable):
     """Deletes everything from the first id to the last."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         everything = Snapshot(2**63, 2**63)
         return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), everything)
 
@@ -73,7 +73,7 @@ class PurgesByRange(SimulatedTable):
 class PurgesUnseen(SimulatedTable):
     """Deletes by ids alone."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         return await SimulatedTable.purge_published(self, view, ids, Snapshot(2**63, 2**63))
 
 
@@ -87,9 +87,9 @@ class NeverFlushes(SimulatedTable):
 class ForgetsPurges(SimulatedTable):
     """Takes a purge without an answer for done."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         try:
-            return await SimulatedTable.purge_published(self, view, ids, snapshot)
+            return await SimulatedTable.purge_published(self, view, ids, snapshot, **news)
         except PostgresUnreachableError:
             self._purging.backend = self._server.connect()
             return 0

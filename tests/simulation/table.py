@@ -85,7 +85,7 @@ class SimulatedTable:
         flushed: int = await self._run(self._reading, "flush", effect)
         return flushed
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         def effect() -> int:
             self._server.delete(ids, unless=lambda row: not snapshot.sees(row.transaction_id))
             return self._server.database.flushed

@@ -9,7 +9,6 @@ import pytest
 
 from airflow_outbox.triggers.report import HarvestReport
 
-
 WHY = [{"cause": "c", "reason": "r", "records": 1}]
 
 

@@ -1,0 +1,135 @@
+"""The archive: where published records are kept for a while, when the configuration says `purge: archive`.
+
+It is a table that is partitioned by the day (UTC) on which a record was purged. The statement that purges moves the
+records into it. Partitions are made days ahead, so that nothing waits for one; where there is none, because nobody who
+may make tables has come by, records go into a default partition. What is kept no longer is dropped by whole days.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+
+from airflow_outbox.errors import InvalidNameError, OutboxMissingError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+from airflow_outbox.table import render, translated
+
+DAYS_AHEAD = 7
+_LONGEST_NAME = 63 - len("_archive_20000101")  # bytes
+_DAY = re.compile(r"_archive_(\d{8})$")
+
+
+class Archive:
+    """The archive of one outbox, over one connection. Methods raise PostgresError."""
+
+    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
+        self._connection = connection
+        self._name = name
+
+    @property
+    def exists(self) -> bool:
+        return bool(self._value("exists"))
+
+    def require(self) -> None:
+        """Raise OutboxMissingError unless the archive is there."""
+        if not self.exists:
+            raise OutboxMissingError(f"there is no {self._name.text('archive')}. Run `airflow-outbox init`")
+
+    def make(self) -> list[str]:
+        """Make the archive, unless it is there; what was done, in words. Raises InvalidNameError.
+
+        To be called in a transaction.
+        """
+        if len(self._name.table.encode()) > _LONGEST_NAME:
+            raise InvalidNameError(
+                f"{self._name.table!r} is too long for an archive: at most {_LONGEST_NAME} bytes, so that the names of "
+                "its partitions fit. Leave `purge: archive` out, or name the outbox anew"
+            )
+        if self.exists:
+            return []
+        self._execute("make")
+        return [f"made {self._name.text('archive')}"]
+
+    def tend(self, *, now: datetime, retention: float) -> list[str]:
+        """Make the partitions of today and the days ahead, and drop what is older than `retention` (seconds); what was
+        done, in words.
+
+        A role that may not do that leaves it, and only deletes what is old in the default partition.
+        """
+        done: list[str] = []
+        oldest = now - timedelta(seconds=retention)
+        if self._value("may_tend"):
+            there = self.days()
+            today = now.astimezone(UTC).date()
+            for day in (today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)):
+                if day not in there and self._add(day):
+                    done.append(f"made {self._partition_name(day)}")
+            for day in sorted(there):
+                if _begin(day + timedelta(days=1)) <= oldest:
+                    self._drop(day)
+                    done.append(f"dropped {self._partition_name(day)}")
+        with translated(self._name):
+            self._execute("clear_default", oldest=oldest)
+        return done
+
+    def days(self) -> set[date]:
+        """The days that have a partition."""
+        with translated(self._name):
+            names = self._execute("partitions", archive=self._name.text("archive")).fetchall()
+        found = (_DAY.search(name) for (name,) in names)
+        return {datetime.strptime(match[1], "%Y%m%d").date() for match in found if match}
+
+    def default_records(self) -> int:
+        """How many records stand in the default partition, counted up to 1,000."""
+        with translated(self._name):
+            return int(cast("tuple[int]", self._execute("default_records").fetchone())[0])
+
+    def _add(self, day: date) -> bool:
+        begin, end = (sql.Literal(_begin(bound)) for bound in (day, day + timedelta(days=1)))
+        with translated(self._name), self._connection.transaction():
+            self._wait_briefly()
+            if day in self.days():  # another process was faster
+                return False
+            self._execute("add_partition", {"partition": self._partition(day), "begin": begin, "end": end})
+        return True
+
+    def _drop(self, day: date) -> None:
+        with translated(self._name), self._connection.transaction():
+            self._wait_briefly()
+            if day in self.days():
+                self._execute("drop_partition", {"partition": self._partition(day)})
+
+    def _wait_briefly(self) -> None:
+        """Change partitions one process at a time; and rather not at all than let purging wait for long."""
+        self._connection.execute(
+            render(statements("queries.sql")["lock_name"], self._name), {"name": self._name.text()}
+        )
+        self._connection.execute(render(statements("queries.sql")["wait_briefly"], self._name))
+
+    def _partition(self, day: date) -> sql.Identifier:
+        return self._name.beside(f"archive_{day:%Y%m%d}")
+
+    def _partition_name(self, day: date) -> str:
+        return self._name.text(f"archive_{day:%Y%m%d}")
+
+    def _value(self, statement: str) -> Any:
+        with translated(self._name):
+            row = self._execute(statement, archive=self._name.text("archive")).fetchone()
+        return row[0] if row else None
+
+    def _execute(
+        self, statement: str, parts: Mapping[str, sql.Composable] | None = None, **values: Any
+    ) -> psycopg.Cursor[Any]:
+        parts = {"default": self._name.beside("archive_default"), **(parts or {})}
+        query = render(statements("archive.sql")[statement], self._name, **parts)
+        return self._connection.execute(query, values or None)
+
+
+def _begin(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)

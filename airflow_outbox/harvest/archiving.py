@@ -1,0 +1,38 @@
+"""The leader's care for the archive: once an hour, partitions for the days ahead, and the end of old ones.
+
+It changes no record that is not older than the retention, and purging does without it for days: so it needs no fence,
+and what goes wrong with it is told and stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+
+from airflow_outbox.archive import Archive
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.table import connect
+
+_INTERVAL = 3600.0
+_LOOK_INTERVAL = 1.0
+
+
+async def tend_archive(config: HarvestConfig, *, leads: Callable[[], bool], complain: Callable[[str], None]) -> None:
+    """Tend to the archive, if the configuration has one, as soon as this member leads and every hour that it does."""
+    loop, tended_at = asyncio.get_running_loop(), None
+    while config.archives:
+        if leads() and (tended_at is None or loop.time() - tended_at >= _INTERVAL):
+            tended_at = loop.time()
+            try:
+                await asyncio.to_thread(_tend, config)
+            except OutboxError as error:
+                complain(f"the archive: {error}")
+        await asyncio.sleep(_LOOK_INTERVAL)
+
+
+def _tend(config: HarvestConfig) -> None:
+    with closing(connect(config.data_source, purpose="archive")) as connection:
+        Archive(connection, config.name).tend(now=datetime.now(UTC), retention=config.archive_retention)

@@ -1,0 +1,34 @@
+"""What is kept of a record that leaves the outbox for the parked table or the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, cast
+
+from psycopg import sql
+
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+
+_KEPT = (
+    "id",
+    "create_time",
+    "kafka_topic",
+    "kafka_key",
+    "kafka_value",
+    "kafka_header_keys",
+    "kafka_header_values",
+    "kafka_partition",
+    "transaction_id",
+)
+
+
+def kept_columns(columns: Collection[str]) -> sql.Composed:
+    """The columns that are kept, of those that the outbox has."""
+    return sql.SQL(", ").join(sql.Identifier(column) for column in _KEPT if column in columns)
+
+
+def archived(name: OutboxName, columns: Collection[str]) -> sql.Composed:
+    """The part of a statement that archives what it deletes."""
+    text = sql.SQL(cast("Any", statements("archive.sql")["archived"]))
+    return text.format(archive=name.beside("archive"), columns=kept_columns(columns))
