@@ -107,7 +107,7 @@ def _row(place: int, record: OutboxRecord, columns: Mapping[str, Column]) -> dic
         check(field, problem)
         return text
 
-    check("topic", _topic_problem(record.topic))
+    check("topic", topic_problem(record.topic))
     names, values = [], []
     for header in record.header_pairs():
         check(
@@ -149,7 +149,8 @@ def _encode(value: Any, column: Column) -> tuple[str, str | None]:
     return text, None
 
 
-def _topic_problem(topic: Any) -> str | None:
+def topic_problem(topic: Any) -> str | None:
+    """Why this can't be a topic's name; None when it can."""
     if not isinstance(topic, str) or not topic:
         return "must be the name of a topic"
     if len(topic) > _MAX_TOPIC_LENGTH:

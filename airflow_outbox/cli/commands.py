@@ -19,6 +19,7 @@ from airflow_outbox.cli.adopt import adopt_command
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
 from airflow_outbox.cli.parked import parked
+from airflow_outbox.cli.replay import replay_command
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
@@ -34,7 +35,7 @@ def main() -> None:
     """Get events out of Postgres into Kafka: make, examine and harvest an outbox."""
 
 
-for operation in (status, pause, resume, handover, pump_command, adopt_command, parked):
+for operation in (status, pause, resume, handover, pump_command, adopt_command, parked, replay_command):
     main.add_command(operation)
 
 

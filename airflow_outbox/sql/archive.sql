@@ -46,3 +46,55 @@ DELETE FROM {default} WHERE archived_at < %(oldest)s
 -- default_records --
 -- How many records stand in the default partition, as far as a look at the first ones tells.
 SELECT count(*) FROM (SELECT FROM {default} LIMIT 1000) AS records
+
+-- replay_count --
+-- How many records a replay would stash again, by topic.
+SELECT kafka_topic, count(*) FROM {archive} WHERE {chosen} GROUP BY kafka_topic ORDER BY kafka_topic
+
+-- replay_newest --
+-- The highest id in the archive: a replay goes up to there, and not on to what it has stashed itself.
+SELECT coalesce(max(id), 0) FROM {archive}
+
+-- replay_begun --
+-- What a replay has entered into the list of commits: its choices as part of the name, and how far it goes.
+SELECT app_id, version FROM {commits} WHERE starts_with(app_id, %(prefix)s)
+
+-- replay_done --
+-- Up to which id a replay has come, and how many records it has stashed.
+SELECT max(version), coalesce(sum(records), 0)::bigint FROM {commits} WHERE app_id = %(app_id)s
+
+-- replay_next --
+-- The next records of a replay by id, and where they end. Records that share an id (after a restore) are not divided.
+SELECT max(id) FROM (
+    SELECT id FROM {archive}
+    WHERE id > %(above)s AND id <= %(newest)s AND {chosen}
+    ORDER BY id
+    FETCH FIRST %(records)s ROWS WITH TIES
+) AS next
+
+-- replay_stash --
+-- Stashes them again, in their order, each with a header that names the replay.
+INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values{partition})
+SELECT clock_timestamp(), coalesce(%(to_topic)s::text, kafka_topic), kafka_key, kafka_value,
+       kafka_header_keys || %(header)s::text, kafka_header_values || {header_value}{partition}
+FROM {archive}
+WHERE id > %(above)s AND id <= %(upto)s AND {chosen}
+ORDER BY id
+
+-- text_header_value --
+-- Part of `replay_stash`, where header values are text.
+%(replay_id)s::text
+
+-- bytes_header_value --
+-- Part of `replay_stash`, where header values are bytes.
+convert_to(%(replay_id)s::text, 'UTF8')
+
+-- chosen --
+-- Part of a replay's statements: which records are meant. Those that a replay has stashed are not replayed again.
+NOT coalesce(%(header)s::text = ANY(kafka_header_keys), false)
+AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s::text)
+AND (%(key)s::{key_type} IS NULL OR kafka_key = %(key)s::{key_type})
+AND (%(from_id)s::bigint IS NULL OR id >= %(from_id)s::bigint)
+AND (%(to_id)s::bigint IS NULL OR id <= %(to_id)s::bigint)
+AND (%(since)s::timestamptz IS NULL OR archived_at >= %(since)s::timestamptz)
+AND (%(until)s::timestamptz IS NULL OR archived_at < %(until)s::timestamptz)

@@ -1,0 +1,162 @@
+"""Replay: stash records of the archive again, so that they are published once more.
+
+They go through the outbox like any others, so all that is promised for a record holds for them. Each carries a header
+with the replay's id. A replay goes by id, in transactions of so many records, and each transaction enters into
+`<outbox>_commits` up to which id it has come. So a replay that was interrupted goes on under the same id, and one that
+is finished does nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from airflow_outbox.archive import Archive
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.parked_requests import key_value
+from airflow_outbox.sql import statements
+from airflow_outbox.stash import topic_problem
+from airflow_outbox.table import OutboxTable, column_types, render, translated
+
+HEADER = "outbox-replay"
+_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What to replay: the records that fit all that is given.
+
+    `from_id` and `to_id` are the first and the last id, `since` and `until` say when a record was published (purged):
+    from the one to before the other. `to_topic` None is each record's own. `header` is the name of the header that
+    carries `replay_id`; records that have such a header are not replayed again.
+    """
+
+    replay_id: str
+    topic: str | None = None
+    key: str | None = None
+    from_id: int | None = None
+    to_id: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    everything: bool = False
+    to_topic: str | None = None
+    header: str = HEADER
+
+    def __post_init__(self) -> None:
+        given = (self.topic, self.key, self.from_id, self.to_id, self.since, self.until)
+        if any(value is not None for value in given) == self.everything:
+            raise ConfigurationError("say which records are meant: by topic, key, ids or time, or all of them")
+        if not _ID.fullmatch(self.replay_id):
+            raise ConfigurationError(
+                f"{self.replay_id!r} is no id for a replay: up to 100 of letters, digits, . _ and -"
+            )
+        if not self.header:
+            raise ConfigurationError("the header that marks the records needs a name")
+        if self.to_topic is not None and (problem := topic_problem(self.to_topic)):
+            raise ConfigurationError(f"the topic to replay to: {problem}")
+
+    @property
+    def digest(self) -> str:
+        """What tells these choices from others."""
+        return hashlib.sha256(json.dumps(asdict(self), default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Replayer:
+    """Carries out one replay over one connection. Methods raise PostgresError and OutboxMissingError."""
+
+    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, replay: Replay) -> None:
+        self._connection = connection
+        self._name = name
+        self._replay = replay
+        columns = OutboxTable(connection, name).columns
+        Archive(connection, name).require()
+        keeps_partition = "kafka_partition" in columns and replay.to_topic is None
+        text = "bytes_header_value" if columns["kafka_header_values"].is_bytes else "text_header_value"
+        self._parts: dict[str, sql.Composable] = {
+            **column_types(columns),
+            "partition": sql.SQL(", kafka_partition" if keeps_partition else ""),
+        }
+        self._parts |= {"header_value": self._render(text), "chosen": self._render("chosen")}
+        values = asdict(replay)
+        self._values = {
+            name: values[name]
+            for name in ("replay_id", "topic", "from_id", "to_id", "since", "until", "to_topic", "header")
+        }
+        self._values["key"] = None if replay.key is None else key_value(replay.key, columns)
+        self._prefix = f"replay/{replay.replay_id}/"
+        self._app_id = self._prefix + replay.digest
+
+    def count(self) -> dict[str, int]:
+        """How many records are meant, by topic; those that are stashed already, too."""
+        with translated(self._name):
+            return dict(self._execute("replay_count").fetchall())
+
+    def run(self, *, transaction_records: int, report: Callable[[int], None]) -> int:
+        """Stash what is not stashed yet; how many records the replay has stashed in all.
+
+        `report` is told that number after every transaction. Raises ConfigurationError when a replay of this id was
+        begun with other choices.
+        """
+        newest = self._begin()
+        while (stashed := self._stash_next(newest, transaction_records)) is not None:
+            report(stashed)
+        return self._done()[1]
+
+    def _begin(self) -> int:
+        """How far the replay goes: to the newest record that was there when it began."""
+        bound = f"{self._app_id}/newest"
+        with translated(self._name), self._connection.transaction():
+            self._lock()
+            begun = dict(self._execute("replay_begun", prefix=self._prefix).fetchall())
+            if begun and bound not in begun:
+                raise ConfigurationError(
+                    f"a replay {self._replay.replay_id} was begun with other choices. Give the same ones, or another id"
+                )
+            if bound not in begun:
+                row = self._execute("replay_newest").fetchone()
+                begun[bound] = row[0] if row else 0
+                self._enter(bound, version=begun[bound], records=0)
+            return int(begun[bound])
+
+    def _stash_next(self, newest: int, records: int) -> int | None:
+        """One transaction; how many records the replay has stashed by then, None when nothing was left."""
+        with translated(self._name), self._connection.transaction():
+            self._lock()
+            above, stashed = self._done()
+            bounds = {"above": above, "newest": newest}
+            row = self._execute("replay_next", **bounds, records=records).fetchone()
+            if row is None or row[0] is None:
+                return None
+            count = self._execute("replay_stash", **bounds, upto=row[0]).rowcount
+            self._enter(self._app_id, version=row[0], records=count)
+            return stashed + count
+
+    def _done(self) -> tuple[int, int]:
+        """The id up to which the replay has come, and how many records it has stashed."""
+        row = self._execute("replay_done", app_id=self._app_id).fetchone()
+        above, records = row or (None, 0)
+        return (-(2**63) if above is None else above, records)
+
+    def _enter(self, app_id: str, *, version: int, records: int) -> None:
+        query = render(statements("queries.sql")["commit_once"], self._name)
+        self._connection.execute(query, {"app_id": app_id, "version": version, "records": records})
+
+    def _lock(self) -> None:
+        """One process at a time works on a replay."""
+        query = render(statements("queries.sql")["lock_name"], self._name)
+        self._connection.execute(query, {"name": f"{self._name} {self._prefix}"})
+
+    def _execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
+        return self._connection.execute(self._render(statement), {**self._values, **values})
+
+    def _render(self, statement: str) -> sql.Composed:
+        return render(statements("archive.sql")[statement], self._name, **self._parts)
