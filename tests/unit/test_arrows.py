@@ -21,13 +21,13 @@ LAYERS = [
     {"cli"},
     AIRFLOW_ROOMS,
     {"spark"},
-    {"adopt", "check", "status", "pump"},
+    {"adopt", "check", "replay", "status", "pump"},
     {"acls"},
     {"harvest"},
     {"schema"},
-    {"stash"},
+    {"archive", "parked", "parked_requests", "stash"},
     {"table"},
-    {"fence", "names", "pages", "records", "sql"},
+    {"fence", "keeping", "names", "pages", "records", "sql"},
     {"errors"},
 ]
 

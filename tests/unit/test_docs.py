@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click import Command, Group
 
 from airflow_outbox.cli import main
 from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders
@@ -30,7 +31,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_TYPES = {"text", "number", "object", "number or null", "true or false"}
+_TYPES = {"text", "number", "object", "list", "number or null", "true or false"}
 _CODE = re.compile(r"`([^`\n]+)`")
 
 
@@ -210,11 +211,19 @@ def test_every_event_is_in_the_reference_with_its_fields() -> None:
     assert fields == set().union(*events.values())
 
 
+def commands() -> Iterator[tuple[str, Command]]:
+    """Every command by its name, and those of groups by both names."""
+    for name, command in main.commands.items():
+        yield name, command
+        if isinstance(command, Group):
+            yield from ((f"{name} {below}", each) for below, each in command.commands.items())
+
+
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "commands.md").read_text("utf-8")
     options = set()
-    for name, command in main.commands.items():
-        assert f"\n## {name}\n" in text, name
+    for name, command in commands():
+        assert re.search(rf"^##+ {name}$", text, re.MULTILINE), name
         options |= {option for parameter in command.params for option in parameter.opts}
         for parameter in command.params:
             if isinstance(parameter.default, str | int | float) and not getattr(parameter, "is_flag", False):
