@@ -1,11 +1,12 @@
 """The judge of a simulated history: what a consumer that reads committed sees, against what Postgres has committed.
 
-It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the ledger.
-Records are told from each other by their values, for ids may be given out again after a crash.
+It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the
+ledger. Records are told from each other by their values, for ids may be given out again after a crash.
 
-A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone by
-a crash), *torn* (a source transaction that is not visible as a whole), and *purged unpublished*: deleted before it was
-visible. What is *stuck* or a *false alarm* the history itself finds. A false watermark would have its place here, too.
+A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone
+by a crash), *torn* (a source transaction that is not visible as a whole), and *purged unpublished*: deleted before it
+was visible. What is *stuck* or a *false alarm* the history itself finds. A false watermark would have its place here,
+too.
 """
 
 from __future__ import annotations
