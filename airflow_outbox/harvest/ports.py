@@ -160,7 +160,8 @@ class TransactionalLog(Protocol):
     async def ledger(self, start: int) -> Ledger:
         """What the ledger says from an offset on, as far as it goes now; committed entries only.
 
-        Waits for transactions that are still open there. Raises HistoryError when there is no ledger.
+        Waits for transactions that are still open there. Raises HistoryError when the ledger does not reach so far,
+        KafkaError also when there is none.
         """
 
     async def begin(self) -> None:
