@@ -128,7 +128,10 @@ class Log(Protocol):
         """
 
     async def deliveries(self) -> Sequence[Delivery]:
-        """Wait for reports, and return all that have come in since the last call."""
+        """Wait for reports, and return all that have come in since the last call.
+
+        Raises KafkaError when no more will come: what was sent and not reported may have been published or not.
+        """
 
     async def close(self) -> None:
         """Give up what is unreported, which may then be published or not, and end."""
