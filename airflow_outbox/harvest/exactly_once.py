@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from airflow_outbox.errors import HistoryError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table, TransactionalLog
@@ -275,6 +276,8 @@ class ExactlyOnceTerm(Term):
             assert batch.witness is not None
             flushed = await self._table.purge_published(self.view, batch.ids, batch.within)
             self._flushed = max(self._flushed, flushed)
+            if batch.witness.offset <= self._purged_witness.offset:  # not before the purge, for the batch is committed
+                raise HistoryError("the ledger's topic was deleted and made anew")
             self._purged_witness = batch.witness
             self._unpurged.popleft()
             self._unpurged_records -= len(batch.ids)
