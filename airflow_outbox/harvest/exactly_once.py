@@ -27,10 +27,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table, TransactionalLog
 from airflow_outbox.harvest.protocol.closure import Closure
+from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, LedgerRecord, chunk_key, runs
 from airflow_outbox.harvest.protocol.recovery import recover, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
@@ -95,6 +96,9 @@ class ExactlyOnceTerm(Term):
         self._log = log
         self._atomic = atomic
         self._windows = Windows()
+        self._tracking = FlushTracking(fence.flushed)
+        self._announced = fence.flushed.watermark
+        self._accounted = fence.flushed
         self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[_Piece] = deque()
@@ -138,12 +142,15 @@ class ExactlyOnceTerm(Term):
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
+        flushed = self._fence.flushed.with_more(entry.topics() for entry in recovery.unpurged)
         await self._table.begin(
             self.view,
             delivery=DELIVERY,
             witness=recovery.witness,
             transactional_id=self._log.transactional_id,
+            flushed=flushed,
         )
+        self._tracking, self._accounted, self._announced = FlushTracking(flushed), flushed, flushed.watermark
         self._published_witness = self._purged_witness = self._witnessed = recovery.witness
         self._beats = self._fence.beats + 1  # by `begin`
         self._kept = dict(recovery.kept)
@@ -178,6 +185,9 @@ class ExactlyOnceTerm(Term):
                 rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = rows[-1][0] if rows else None
         within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=complete)
+        self._tracking.send(len(rows))
+        if self._windows.next.within is None:
+            self._tracking.end_window(within)
         if rows:
             self._held_records += len(rows)
             self._held_bytes += rows[-1][BYTES]
@@ -262,6 +272,7 @@ class ExactlyOnceTerm(Term):
         batch.witness = self._published_witness
         self._unpurged.append(batch)
         self._unpurged_records += len(batch.ids)
+        self._tracking.flush(len(batch.ids))
         self._committed.set()
 
     async def _purge(self) -> None:
@@ -273,9 +284,13 @@ class ExactlyOnceTerm(Term):
             batch = self._unpurged[0]
             assert batch.within is not None
             assert batch.witness is not None
-            flushed = await self._table.purge_published(self.view, batch.ids, batch.within)
+            watermark = self._tracking.watermark
+            announced = watermark if watermark != self._announced else None
+            flushed = await self._table.purge_published(self.view, batch.ids, batch.within, watermark=announced)
             self._flushed = max(self._flushed, flushed)
+            self._announced = watermark
             self._purged_witness = batch.witness
+            self._tracking.purge(len(batch.ids), batch.topics)
             self._unpurged.popleft()
             self._unpurged_records -= len(batch.ids)
             self._count(batch.topics)
@@ -284,10 +299,15 @@ class ExactlyOnceTerm(Term):
     def _to_witness(self) -> Witness | None:
         return self._purged_witness if self._purged_witness != self._witnessed else None
 
-    def _told(self, pulse: Pulse, witness: Witness | None) -> None:
+    def _to_account(self) -> Flushed | None:
+        flushed = self._tracking.account()
+        return flushed if flushed != self._accounted else None
+
+    def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its
         # way.
         self._witnessed = witness or self._witnessed
+        self._accounted = flushed or self._accounted
         self._beats = pulse.beats
         require_pulse(self._fence, pulse, highest_id=self._witnessed.highest_id)
 
