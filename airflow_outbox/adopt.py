@@ -4,9 +4,11 @@ The harvester refuses to guess (`harvest.protocol.recovery`). To adopt is to acc
 
 1. the fence row gets a view of its own, and every older producer is fenced, so that nothing moves meanwhile;
 2. the differences are read, shown, and accepted by the operator;
-3. in one database transaction, the incarnation is raised, today's history and the ledger's present end are recorded,
+3. the incarnation is raised, today's history and the ledger's present end are recorded,
    records with transaction ids of another database get this one's, and the sequence of the ids goes above all that was
    ever published.
+
+All of it is one database transaction, which holds the fence row to its end.
 
 After that every record in the outbox counts as unpublished: one that was published before, and came back by a restore,
 is published once more. Where the operator knows that the database has lost nothing (a planned switch-over), what the
@@ -21,7 +23,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from airflow_outbox.errors import ConfigurationError, FencedError
+import psycopg
+
+from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
@@ -52,21 +56,37 @@ def adopt(
     if config.delivery != "exactly_once":
         raise ConfigurationError("delivery is not exactly_once: without a ledger there is nothing to adopt")
     with closing(OutboxTable(connect(config.data_source, purpose="adopt"), config.name)) as table:
-        view = uuid4()
-        found = table.take_over(view, [table.backend()], member="airflow-outbox adopt")
-        names = KafkaNames.of(config, found.outbox_id)
-        fence_producers(config, names, found.transactional_id, shard=SHARD)
-        ledger = LedgerReader(config, names, SHARD).read(0)
-        fence = table.fence(view)
-        accepted = list(differences(fence, ledger))
-        if not accepted or not accept(accepted):
-            return None
-        if nothing_lost:
-            for entry in ledger.entries:
-                if entry.batch > fence.witness.batch:
-                    table.purge_published(view, entry.ids(), entry.snapshot)
-        incarnation = _record(table, view, witness=_witness(fence, ledger), differences=accepted, reason=reason)
-        return Adoption(accepted, incarnation)
+        # One transaction, which holds the fence row to its end: a harvester that tries again meanwhile waits.
+        with translated(config.name), table.connection.transaction() as adopting:
+            adoption = _adopt(table, config, reason=reason, nothing_lost=nothing_lost, accept=accept)
+            if adoption is None:
+                raise psycopg.Rollback(adopting)
+        return adoption
+
+
+def _adopt(
+    table: OutboxTable,
+    config: HarvestConfig,
+    *,
+    reason: str,
+    nothing_lost: bool,
+    accept: Callable[[Sequence[str]], bool],
+) -> Adoption | None:
+    view = uuid4()
+    found = table.take_over(view, [table.backend()], member="airflow-outbox adopt")
+    names = KafkaNames.of(config, found.outbox_id)
+    fence_producers(config, names, found.transactional_id, shard=SHARD)
+    ledger = LedgerReader(config, names, SHARD).read(0)
+    fence = table.fence(view)
+    accepted = list(differences(fence, ledger))
+    if not accepted or not accept(accepted):
+        return None
+    if nothing_lost:
+        for entry in ledger.entries:
+            if entry.batch > fence.witness.batch:
+                table.purge_published(view, entry.ids(), entry.snapshot)
+    incarnation = _record(table, view, witness=_witness(fence, ledger), differences=accepted, reason=reason)
+    return Adoption(accepted, incarnation)
 
 
 def _witness(fence: Fence, ledger: Ledger) -> Witness:
@@ -78,19 +98,15 @@ def _witness(fence: Fence, ledger: Ledger) -> Witness:
 
 
 def _record(table: OutboxTable, view: UUID, *, witness: Witness, differences: Sequence[str], reason: str) -> int:
-    """Make the present history the outbox's own, all in one transaction; the new incarnation."""
+    """Make the present history the outbox's own; the new incarnation."""
     name, connection = table.name, table.connection
 
     def execute(statement: str, **values: object) -> Any:
         query = render(statements("queries.sql")[statement], name)
         return connection.execute(query, {"shard": SHARD, "outbox": name.text(), **values})
 
-    with translated(name), connection.transaction():
-        row = execute("adopt", view=view, **asdict(witness)).fetchone()
-        if row is None:
-            raise FencedError(f"{name}: another view has taken over meanwhile. Run `airflow-outbox adopt` again")
-        incarnation, highest_id = row
-        execute("adopt_transactions")
-        execute("adopt_sequence", highest_id=highest_id)
-        execute("note_adoption", incarnation=incarnation, differences="; ".join(differences), reason=reason)
-        return int(incarnation)
+    incarnation, highest_id = execute("adopt", view=view, **asdict(witness)).fetchone()
+    execute("adopt_transactions")
+    execute("adopt_sequence", highest_id=highest_id)
+    execute("note_adoption", incarnation=incarnation, differences="; ".join(differences), reason=reason)
+    return int(incarnation)

@@ -22,7 +22,6 @@ HOT_KEYS = 10
 _COLD_KEYS = 1000
 _BATCH = 250
 _RECENT = 20_000
-_POT = 4000  # records that wait or are in flight before the fault
 
 
 class Witness:
@@ -103,13 +102,15 @@ class Load:
     committed.
     """
 
-    def __init__(self, database: str, *, topic: str, records: int, witness: Witness) -> None:
+    def __init__(self, database: str, *, topic: str, records: int, witness: Witness, pot: int) -> None:
+        """`pot` is how many records wait or are in flight before the fault."""
         self.stashed: defaultdict[Lane, list[int]] = defaultdict(list)
         self.written = 0
         self._database = database
         self._topic = topic
         self._records = records
         self._witness = witness
+        self.pot = pot
         self._hit = threading.Event()
         self._ending = threading.Event()
         with psycopg.connect(database) as connection:
@@ -132,7 +133,7 @@ class Load:
 
     def _run(self) -> None:
         while not self._ending.is_set() and not (self._hit.is_set() and self.written >= self._records):
-            if self._hit.is_set() or self.written - len(self._witness) < _POT:
+            if self._hit.is_set() or self.written - len(self._witness) < self.pot:
                 self._write()
             else:
                 self._hit.wait(0.01)

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -77,6 +77,7 @@ class Servers:
                 ),
                 "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in [*listeners, "CONTROLLER"]),
                 "inter.broker.listener.name": "PLAINTEXT",
+                "group.min.session.timeout.ms": "1000",
                 "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
             },
         ).start()
@@ -106,6 +107,8 @@ class Scene:
     servers: Servers
     outbox: Outbox
     records: int
+    limits: dict[str, Any] = field(default_factory=dict)  # of members, unless a test gives others
+    pot: int = 4_000  # records that wait or are in flight before the fault
     members: list[Process] = field(default_factory=list)
     _struck: list[int] = field(default_factory=list)  # what was in flight whenever a proxy struck
     _witness: Witness | None = None
@@ -117,9 +120,11 @@ class Scene:
         for proxy in self.servers.proxies:
             proxy.on_hit = lambda: self._struck.append(self.marked())
 
-    def member(self, *, proxied: bool = False, limits: dict[str, Any] | None = None) -> Process:
-        """Start a harvester that reaches the servers directly, or through the proxies."""
-        config = {**self.outbox.settings, "limits": limits or {}}
+    def member(
+        self, *, proxied: bool = False, limits: dict[str, Any] | None = None, command: Sequence[str] = CHILD
+    ) -> Process:
+        """Start a harvester that reaches the servers directly, or through the proxies; `command` is another child."""
+        config = {**self.outbox.settings, "limits": limits or self.limits}
         if proxied:
             servers = self.servers
             config |= {
@@ -129,19 +134,21 @@ class Scene:
                 "kafka": {"bootstrap.servers": f"{LOOPBACK}:{servers.to_kafka.port}"},
                 "kafka_producer": {"bootstrap.servers": f"{LOOPBACK}:{servers.to_produce.port}"},
             }
-        member = Process(CHILD, first_line={"config": config, "until": "forever"})
+        member = Process(list(command), first_line={"config": config, "until": "forever"})
         self.members.append(member)
         return member
 
-    def leader(self, *, proxied: bool = False, limits: dict[str, Any] | None = None) -> Process:
+    def leader(
+        self, *, proxied: bool = False, limits: dict[str, Any] | None = None, command: Sequence[str] = CHILD
+    ) -> Process:
         """Start a harvester, and wait until it leads."""
-        member = self.member(proxied=proxied, limits=limits)
+        member = self.member(proxied=proxied, limits=limits, command=command)
         member.wait_for("view")
         return member
 
-    def standby(self) -> Process:
+    def standby(self, *, command: Sequence[str] = CHILD) -> Process:
         """Start a harvester, and wait until it has joined the group."""
-        member = self.member()
+        member = self.member(command=command)
         member.wait_for("progress", standing="standby")
         self.wait_until(lambda: self.group_members() == len(self.members), within=20)
         return member
@@ -167,7 +174,13 @@ class Scene:
     def midway(self) -> None:
         """Begin the load, and wait until the harvest is in the middle of it."""
         if self._load is None:
-            self._load = Load(self.outbox.database, topic=self.outbox.topic, records=self.records, witness=self.witness)
+            self._load = Load(
+                self.outbox.database,
+                topic=self.outbox.topic,
+                records=self.records,
+                witness=self.witness,
+                pot=self.pot,
+            )
         seen = len(self.witness)
         self.wait_until(lambda: len(self.witness) > seen + self.records // 8 and self.marked() > 0, within=30)
 
@@ -282,6 +295,11 @@ class Scene:
 def moment_of(event: dict[str, Any]) -> float:
     """When a member wrote an event, on the system's clock."""
     return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def is_stopped(member: Process) -> bool:
+    """Whether a member's process is stopped (SIGSTOP)."""
+    return Path(f"/proc/{member.popen.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def processes_of(member: Process) -> list[int]:

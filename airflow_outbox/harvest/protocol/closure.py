@@ -21,11 +21,15 @@ class Closure:
 
     def __init__(self, *, max_transaction_records: int) -> None:
         self._max_transaction_records = max_transaction_records
-        self.lengths: dict[int, Length] = {}
+        self.lengths: dict[int, Length] = {}  # of the transactions in the batch that is being closed
         self._reach = 0
+        self._closed = False
 
     def unknown(self, rows: Sequence[OutboxRow]) -> set[int]:
         """The transactions of these rows whose lengths are not known yet."""
+        if self._closed:
+            self._closed = False
+            self.lengths.clear()
         return {row[TRANSACTION_ID] for row in rows if row[TRANSACTION_ID] is not None} - self.lengths.keys()
 
     def learn(self, lengths: Mapping[int, Length]) -> None:
@@ -63,3 +67,4 @@ class Closure:
 
     def _begin(self) -> None:
         self._reach = 0
+        self._closed = True

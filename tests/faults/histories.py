@@ -1,0 +1,183 @@
+"""What happens to a database that is not a crash: restores, fail-overs, tables and topics that are exchanged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+from confluent_kafka.admin import AdminClient
+from harvesting import CHILD, COMMAND, Outbox, Process, wait_until
+
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.table import OutboxTable
+
+PATIENCE = 3.0  # seconds in which nothing must happen
+
+
+@dataclass(slots=True)
+class Stage:
+    """An outbox on a Postgres of its own, its harvesters and its operator."""
+
+    outbox: Outbox
+    server: EmbeddedPostgres
+    folder: Path
+    started: list[Process] = field(default_factory=list)
+
+    def harvester(self, *, until: str = "forever", command: list[str] | None = None, **settings: Any) -> Process:
+        config = {**self.outbox.settings, **settings}
+        process = Process(command or CHILD, first_line={"config": config, "until": until})
+        self.started.append(process)
+        return process
+
+    def drain(self) -> None:
+        """Harvest all there is, by a member that then ends."""
+        process = self.harvester(until="drained")
+        process.ends(within=40)
+        assert process.popen.returncode == 0, process.events
+
+    def refuses(self, process: Process, reason: str) -> None:
+        """A harvester says why it does not go on, and for a while nothing is published or purged."""
+        wait_until(
+            lambda: any(reason in event["error"] for event in process.events if event["event"] == "error"),
+            within=20,
+            doing=f"waiting for {reason!r}: {process.events}",
+        )
+        published, left = len(self.outbox.published()), self.outbox.left()
+        since = len(process.events)
+        wait_until(lambda: len(process.events) > since + PATIENCE, within=2 * PATIENCE + 10, doing="it is silent")
+        assert len(self.outbox.published()) == published
+        assert self.outbox.left() == left
+
+    def adopt(self, *options: str) -> str:
+        """Accept what is there, as an operator does."""
+        return self.command("adopt", "--reason", "a test", "--yes", *options)
+
+    def command(self, name: str, *options: str) -> str:
+        file = self.folder / "outbox.yaml"
+        file.write_text(yaml.safe_dump(self.outbox.settings))
+        done = subprocess.run(
+            [*COMMAND, name, "-f", str(file), *options], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def is_drained(self, *, within: float = 20) -> None:
+        wait_until(lambda: self.outbox.left() == 0, within=within, doing=f"{[p.events[-5:] for p in self.started]}")
+
+    def execute(self, *statements: str) -> None:
+        with psycopg.connect(self.outbox.database) as connection:
+            for statement in statements:
+                connection.execute(statement)  # type: ignore[call-overload]
+
+    def use_up_transaction_ids(self, count: int = 1000) -> None:
+        """So that what comes next has higher ones than what was harvested."""
+        self.execute(
+            "CREATE PROCEDURE use_up(count integer) LANGUAGE plpgsql AS $$ BEGIN FOR n IN 1..count LOOP "
+            "PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"
+        )
+        with psycopg.connect(self.outbox.database, autocommit=True) as connection:
+            connection.execute(f"CALL use_up({count})")  # type: ignore[call-overload]
+
+    def make_table_anew(self) -> None:
+        """Drop the outbox's table, and make another in its place."""
+        with psycopg.connect(self.outbox.database) as connection:
+            init_outbox(connection, OutboxName.parse("another"))
+            connection.execute("DROP TABLE outbox")
+            connection.execute("ALTER TABLE another RENAME TO outbox")
+
+    @property
+    def names(self) -> KafkaNames:
+        config = HarvestConfig.validated(self.outbox.settings, source="test")
+        with psycopg.connect(self.outbox.database) as connection:
+            return KafkaNames.of(config, OutboxTable(connection, config.name).identity().outbox_id)
+
+    def delete_topic(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.outbox.bootstrap})
+        admin.delete_topics([topic])[topic].result(10)
+        wait_until(lambda: topic not in admin.list_topics(timeout=5).topics, within=10, doing="deleting a topic")
+
+    @contextmanager
+    def stopped_server(self) -> Iterator[Path]:
+        """Its data, while nobody uses it."""
+        self.server.stop()
+        try:
+            yield (self.server.folder / "data").resolve()
+        finally:
+            self.server.start()
+
+    def back_up(self) -> Path:
+        """A cold copy."""
+        with self.stopped_server() as data:
+            copy = data.with_name(f"{data.name}-backup")
+            shutil.rmtree(copy, ignore_errors=True)
+            copy_as_it_is(data, copy)
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        with self.stopped_server() as data:
+            shutil.rmtree(data)
+            copy_as_it_is(copy, data)
+
+    def use(self, server: EmbeddedPostgres, database: str) -> None:
+        """From now on, the outbox is on another server."""
+        self.server = server
+        self.outbox.database = self.outbox.settings["data_source"] = server.dsn(database)
+
+    def close(self) -> None:
+        for process in self.started:
+            process.end()
+
+
+def copy_as_it_is(source: Path, target: Path) -> None:
+    """With owners and modes."""
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+
+def replica(primary: EmbeddedPostgres, folder: Path) -> EmbeddedPostgres:
+    """An asynchronous replica, not yet started."""
+    data = (primary.folder / "data").resolve()
+    access = data / "pg_hba.conf"
+    if "replication" not in access.read_text():
+        access.write_text(access.read_text() + "host replication postgres 127.0.0.1/32 trust\n")
+        with psycopg.connect(primary.dsn(), autocommit=True) as connection:
+            connection.execute("SELECT pg_reload_conf()")
+    server = EmbeddedPostgres(folder, fsync=False)
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    subprocess.run(
+        [
+            *(primary.programs / "pg_basebackup", "-D", folder / "data", "-R", "--checkpoint=fast", "--no-sync"),
+            *("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres"),
+        ],
+        check=True,
+        cwd="/",
+        env={name: value for name, value in os.environ.items() if not name.startswith("PG")},
+    )
+    owner = data.stat()
+    for path in [folder / "data", *(folder / "data").rglob("*")]:
+        os.chown(path, owner.st_uid, owner.st_gid)
+    return server
+
+
+def promote(server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        assert connection.execute("SELECT pg_promote(wait := true)").fetchone() == (True,)
+
+
+def has_caught_up(primary: EmbeddedPostgres, follower: EmbeddedPostgres) -> bool:
+    with psycopg.connect(primary.dsn()) as there, psycopg.connect(follower.dsn()) as here:
+        [written] = there.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or (None,)
+        found = here.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)).fetchone()
+    return found == (True,)

@@ -1,0 +1,144 @@
+"""A leader that is stopped at a chosen point, for longer than its session lasts, and goes on when another leads; and
+what becomes of that without one of the fences.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psycopg
+import pytest
+from faults.scene import EXACTLY_ONCE, PURGE, Scene, is_stopped
+from faults.zombie import command
+from harvesting import Process
+
+pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
+
+LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
+TAKE_OVER = 15.0
+
+
+@pytest.fixture
+def scene(scene: Scene) -> Scene:
+    scene.limits = LIMITS
+    return scene
+
+
+def stop(scene: Scene, member: Process) -> None:
+    """Let a member stop at its point, with records in flight."""
+    os.kill(member.popen.pid, signal.SIGUSR1)
+    scene.wait_until(lambda: is_stopped(member), within=10)
+    scene.was_in_flight()
+
+
+def go_on(member: Process) -> int:
+    """Let a stopped member go on; how many events it had announced."""
+    since = len(member.events)
+    os.kill(member.popen.pid, signal.SIGCONT)
+    return since
+
+
+def zombie(scene: Scene, point: str, *, without: tuple[str, ...] = ()) -> None:
+    """A leader stops at a point, another leads, and in the middle of that the first one goes on."""
+    leader = scene.leader(command=command(stop=point, without=without))
+    standby = scene.standby(command=command(without=without))
+    scene.midway()
+    stop(scene, leader)
+    standby.wait_for("view", within=TAKE_OVER)
+    # By its own account: consumers don't see past a transaction that nobody has ended.
+    scene.wait_until(lambda: scene.published_by(standby) > 0, within=20)
+    since = go_on(leader)
+    scene.next_event(leader, "fenced", "stood_by", since=since, within=10)
+    scene.midway()
+
+
+@pytest.mark.parametrize("point", ["read", "produce", "write the ledger", "commit", "purge", "witness"])
+def test_a_leader_that_was_stopped_has_no_effect(scene: Scene, point: str) -> None:
+    zombie(scene, point)
+    scene.ends_well()
+
+
+def test_a_leader_that_was_stopped_with_a_purge_running_has_no_effect(scene: Scene) -> None:
+    """Its purge waits for a row that the test has locked."""
+    leader = scene.leader()
+    standby = scene.standby()
+    scene.midway()
+    waiting = (
+        f"SELECT true FROM pg_stat_activity WHERE application_name = '{PURGE.decode()}' "
+        "AND datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with psycopg.connect(scene.outbox.database) as locking:
+        some = "SELECT FROM outbox ORDER BY id DESC LIMIT 1000 FOR UPDATE SKIP LOCKED"
+        scene.wait_until(lambda: locking.execute(some).rowcount > 0, within=10)
+        scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)], within=10)
+        os.kill(leader.popen.pid, signal.SIGSTOP)
+        scene.was_in_flight()
+        standby.wait_for("view", within=TAKE_OVER)
+    scene.midway()
+    since = go_on(leader)
+    scene.next_event(leader, "fenced", "stood_by", "error", since=since, within=10)
+    scene.midway()
+    scene.ends_well()
+
+
+@pytest.mark.parametrize("point", ["take over", "fence Kafka", "read the ledger", "begin"])
+def test_a_member_that_was_stopped_while_it_took_over_has_no_effect(scene: Scene, point: str) -> None:
+    """Once it goes on it may end its successor's producer, which costs that a view, and no more."""
+    first = scene.leader()
+    scene.midway()
+    leader = scene.member(command=command(stop=point, armed=True))
+    leader.wait_for("started")
+    first.popen.kill()
+    scene.wait_until(lambda: is_stopped(leader), within=TAKE_OVER)
+    scene.was_in_flight()
+    standby = scene.member()
+    standby.wait_for("view", within=TAKE_OVER)
+    scene.midway()
+    since = go_on(leader)
+    scene.next_event(leader, "fenced", "stood_by", "view", since=since, within=10)
+    scene.midway()
+    scene.ends_well()
+
+
+def test_without_the_fence_of_kafka_records_come_twice(scene: Scene) -> None:
+    zombie(scene, "write the ledger", without=("kafka",))
+    with pytest.raises(AssertionError, match="duplicates"):
+        scene.ends_well()
+
+
+def witness_of_long_ago(scene: Scene, *, without: tuple[str, ...] = ()) -> None:
+    """A leader stops before it tells what it has witnessed of the ledger. It goes on when its successor has witnessed
+    more, and there is nothing more to do; then a third one leads.
+    """
+    leader = scene.leader(command=command(stop="witness", without=without))
+    standby = scene.standby(command=command(without=without))
+    scene.midway()
+    stop(scene, leader)
+    standby.wait_for("view", within=TAKE_OVER)
+    for _ in range(3):  # so that the ledger says, too, that more is witnessed
+        scene.next_event(standby, "progress", since=len(standby.events), within=5)
+        scene.midway()
+    scene.load.pot = 0
+    scene.wait_until(lambda: scene.outbox.left() == 0, within=20)
+    for _ in range(3):  # the last witness of all is told
+        scene.next_event(standby, "progress", since=len(standby.events), within=5, in_flight=0)
+    go_on(leader)
+    time.sleep(1)
+    for member in (leader, standby):
+        member.popen.kill()
+        member.popen.wait()
+    scene.load.pot = scene.pot
+    scene.leader()
+    scene.ends_well(within=20)
+
+
+def test_a_witness_of_long_ago_is_not_recorded(scene: Scene) -> None:
+    witness_of_long_ago(scene)
+
+
+def test_without_the_fence_of_postgres_a_witness_of_long_ago_stops_the_harvest(scene: Scene) -> None:
+    """The fence row then knows less than the ledger says it did, as after a restore, and nobody can go on."""
+    with pytest.raises(AssertionError, match="it was restored to an earlier time"):
+        witness_of_long_ago(scene, without=("postgres",))

@@ -1,0 +1,136 @@
+"""A harvester that stops itself where a test wants it to, or that lacks one of its fences: `python zombie.py '{…}'`.
+
+It is the child process otherwise, with the same stdin and stdout. Its one argument is a JSON object:
+
+- `stop`: the point before which it stops itself (SIGSTOP, so nothing of it runs, no thread of Kafka's client either), a
+  name of `POINTS`. It does so once, the first time that it comes there after SIGUSR1; `armed`: true spares the signal;
+- `without`: the fences that it does without: "postgres", "kafka", or "flush", the wait until Postgres' log is on disk.
+
+The product has no place for that: everything here is put around it from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from airflow_outbox import table
+from airflow_outbox.harvest import process, transactional
+from airflow_outbox.harvest.__main__ import main
+from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.protocol.transaction import Call
+from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.transactional import KafkaTransactionalLog
+from airflow_outbox.sql import statements
+
+Counts = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
+
+
+def always(_: tuple[Any, ...], __: Mapping[str, Any]) -> bool:
+    return True
+
+
+def ends_the_transaction(arguments: tuple[Any, ...], _: Mapping[str, Any]) -> bool:
+    return arguments[1] is Call.COMMIT
+
+
+def has_something_to_witness(_: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    return named["witness"] is not None
+
+
+POINTS: Mapping[str, tuple[type[Any], str, Counts]] = {
+    "take over": (PostgresTable, "take_over", always),
+    "fence Kafka": (KafkaTransactionalLog, "fence", always),
+    "read the ledger": (KafkaTransactionalLog, "ledger", always),
+    "begin": (PostgresTable, "begin", always),
+    "read": (PostgresTable, "read", always),
+    "produce": (KafkaTransactionalLog, "publish", always),
+    "flush": (PostgresTable, "flush", always),
+    "write the ledger": (KafkaTransactionalLog, "commit", always),
+    "commit": (KafkaTransactionalLog, "_repeat", ends_the_transaction),
+    "purge": (PostgresTable, "purge_published", always),
+    "witness": (PostgresTable, "heartbeat", has_something_to_witness),
+}
+
+
+class Stop:
+    """Stops the process before a point, once."""
+
+    def __init__(self, point: str, *, armed: bool) -> None:
+        self.armed = armed
+        signal.signal(signal.SIGUSR1, self._arm)
+        port, method, counts = POINTS[point]
+        original = getattr(port, method)
+
+        def stopping(*arguments: Any, **named: Any) -> Any:
+            if self.armed and counts(arguments, named):
+                self.armed = False
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return original(*arguments, **named)
+
+        setattr(port, method, stopping)
+
+    def _arm(self, *_: object) -> None:
+        self.armed = True
+
+
+def remove_the_fence_of_postgres() -> None:
+    """Statements that go by no fence: whoever asks, they do it."""
+
+    def unfenced(name: str) -> Mapping[str, str]:
+        found = {heading: text.replace(" AND view = %(view)s", "") for heading, text in statements(name).items()}
+        return found | {"holds_fence": "SELECT true"}
+
+    table.statements = unfenced  # type: ignore[assignment]
+
+
+def remove_the_fence_of_kafka() -> None:
+    """A producer whose transactional id is no other member's, and a recovery that ends no transaction but its own."""
+    of = KafkaNames.of
+    fence = KafkaTransactionalLog.fence
+
+    def named_for_itself(*arguments: Any) -> KafkaNames:
+        names = of(*arguments)
+        return replace(names, transactional_id=f"{names.transactional_id}.{os.getpid()}")
+
+    async def only_its_own(self: KafkaTransactionalLog, transactional_id: str) -> None:
+        if transactional_id == self.transactional_id:
+            await fence(self, transactional_id)
+
+    process.KafkaNames.of = named_for_itself  # type: ignore[method-assign,attr-defined]
+    transactional.KafkaTransactionalLog.fence = only_its_own  # type: ignore[method-assign]
+
+
+def remove_the_wait_for_the_disk() -> None:
+    """A term that takes what it sees for what is on disk."""
+
+    async def flush(_: PostgresTable, position: int) -> int:
+        return position
+
+    PostgresTable.flush = flush  # type: ignore[method-assign]
+
+
+REMOVALS = {
+    "postgres": remove_the_fence_of_postgres,
+    "kafka": remove_the_fence_of_kafka,
+    "flush": remove_the_wait_for_the_disk,
+}
+
+
+def command(*, stop: str | None = None, armed: bool = False, without: tuple[str, ...] = ()) -> list[str]:
+    """What starts it."""
+    return [sys.executable, __file__, json.dumps({"stop": stop, "armed": armed, "without": without})]
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    for fence in asked["without"]:
+        REMOVALS[fence]()
+    if asked["stop"] is not None:
+        Stop(asked["stop"], armed=asked["armed"])
+    main()
