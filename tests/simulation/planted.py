@@ -4,6 +4,7 @@ never in the world. The histories have to find every one of them; a simulator th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.closure import Closure
-from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Ledger, LedgerRecord
 from airflow_outbox.pages import OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
@@ -65,16 +67,16 @@ class Unfenced(SimulatedTable):
 class PurgesByRange(SimulatedTable):
     """Deletes everything from the first id to the last."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         everything = Snapshot(2**63, 2**63)
-        return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), everything)
+        return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), everything, **news)
 
 
 class PurgesUnseen(SimulatedTable):
     """Deletes by ids alone."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
-        return await SimulatedTable.purge_published(self, view, ids, Snapshot(2**63, 2**63))
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+        return await SimulatedTable.purge_published(self, view, ids, Snapshot(2**63, 2**63), **news)
 
 
 class NeverFlushes(SimulatedTable):
@@ -87,9 +89,9 @@ class NeverFlushes(SimulatedTable):
 class ForgetsPurges(SimulatedTable):
     """Takes a purge without an answer for done."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         try:
-            return await SimulatedTable.purge_published(self, view, ids, snapshot)
+            return await SimulatedTable.purge_published(self, view, ids, snapshot, **news)
         except PostgresUnreachableError:
             self._purging.backend = self._server.connect()
             return 0
@@ -273,6 +275,39 @@ class PagesFreely(_Windows):
         return snapshot
 
 
+# Flush tracking
+
+
+class FlushesEarly(FlushTracking):
+    """Takes what is sent for flushed."""
+
+    def send(self, records: int) -> None:
+        super().send(records)
+        self.flush(records)
+
+
+class TakesPageForWindow(ExactlyOnceTerm):
+    """Takes every page for all of its window."""
+
+    async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
+        found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
+        if (within := self._windows.next.within) is not None:
+            self._tracking.end_window(within)
+        return found
+
+
+class EndsWindowsLate(ExactlyOnceTerm):
+    """Takes the snapshot of a window's last page for the window's."""
+
+    async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
+        before = self._windows.next.within
+        found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
+        if before is not None and self._windows.next.within is None:
+            page = await self._table.read(Reading(), max_records=1, max_bytes=1, transaction_ids=False)
+            self._tracking.end_window(page.snapshot)
+        return found
+
+
 class CutsAnywhere(Closure):
     def cut(self, rows: Sequence[OutboxRow], *, complete: bool) -> tuple[int, bool]:
         return len(rows), True
@@ -338,6 +373,10 @@ BUGS: Collection[Bug] = (
     _term("reading begins before recovery", ReadsBeforeRecovery),
     _term("windows outlive their term", Remembers),
     _recovery("batch numbers are used again", _reuses_numbers),
+    Bug("what is sent counts as published", SOUND, exactly_once, "FlushTracking", FlushesEarly),
+    _term("a page counts as its window", TakesPageForWindow),
+    _term("a window's snapshot is its last page's", EndsWindowsLate),
+    Bug("what earlier views have left is purged and not counted", SOUND, Entry, "topics", lambda entry: Counter()),
     Bug("a fenced member takes over again", Design(harvester=Duels)),
     Bug("transactions are cut anywhere", ATOMIC, exactly_once, "Closure", CutsAnywhere),
     _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
