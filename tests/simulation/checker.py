@@ -1,7 +1,7 @@
 """The judge of a simulated history: what a consumer that reads committed sees, against what Postgres has committed.
 
-It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the ledger.
-Records are told from each other by their values, for ids may be given out again after a crash.
+It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the
+ledger. Records are told from each other by their values, for ids may be given out again after a crash.
 
 A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone by
 a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was

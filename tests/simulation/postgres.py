@@ -1,9 +1,9 @@
 """A simulated Postgres, as far as an outbox depends on it: transactions, snapshots, the log, and what a crash undoes.
 
-All state is the effect of the log's records, one after the other; a position in the log is a number of records. A crash
-cuts the log off at the *flushed* position and plays it again, so that what was not flushed never happened: its ids and
-transaction ids are given out again. A synchronous commit is visible only when it is flushed (and all before it with it);
-an asynchronous one may be visible before.
+All state is the effect of the log's records, one after the other; a position in the log is a number of records. A
+crash cuts the log off at the *flushed* position and plays it again, so that what was not flushed never happened: its
+ids and transaction ids are given out again. A synchronous commit is visible only when it is flushed (and all before it
+with it); an asynchronous one may be visible before.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class FenceRow:
     delivery: str | None = None
     transactional_id: str | None = None
     recorded: History | None = None
-    witness: Witness = Witness()
+    witness: Witness = field(default_factory=Witness)
     beats: int = 0
     halted: str | None = None
-    flushed: Flushed = Flushed()
-    request: Request = Request()
+    flushed: Flushed = field(default_factory=Flushed)
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class State:
     rows: dict[int, Row] = field(default_factory=dict)
     open: dict[int, list[Row]] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
-    fence: FenceRow = FenceRow()
+    fence: FenceRow = field(default_factory=FenceRow)
     last_drawn: int = 0
     next_transaction_id: int = 1000
     latest_completed: int = 999
