@@ -21,7 +21,7 @@ LAYERS = [
     {"cli"},
     AIRFLOW_ROOMS,
     {"spark"},
-    {"check", "status", "pump"},
+    {"check", "status", "pump", "audit"},
     {"acls"},
     {"harvest"},
     {"schema"},
