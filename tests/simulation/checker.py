@@ -24,11 +24,14 @@ Lane = tuple[str, str]
 
 @dataclass(slots=True)
 class Committed:
-    """What a log of Postgres says: the values of each lane in order, of each transaction, and what was deleted when."""
+    """What a log of Postgres says: the values of each lane in order, and of each transaction; what was deleted when, and
+    what an operator has thrown away.
+    """
 
     lanes: defaultdict[Lane, list[str]] = field(default_factory=lambda: defaultdict(list))
     transactions: list[list[str]] = field(default_factory=list)
     deleted: dict[str, int] = field(default_factory=dict)
+    truncated: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, log: Iterable[Change]) -> Committed:
@@ -48,6 +51,7 @@ class Committed:
                         found.lanes[record.topic, record.key].append(record.value)
                         values[record.id] = record.value
             elif change == "exchange":
+                found.truncated.update(values.values())
                 values.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
@@ -101,7 +105,7 @@ def complaints(
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
-    values = {sighting.value for sighting in sightings}
+    values = committed.truncated | {sighting.value for sighting in sightings}
     for lane, stashed in committed.lanes.items():
         yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
 
