@@ -27,10 +27,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.errors import HistoryError
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table, TransactionalLog
-from airflow_outbox.harvest.protocol.closure import Closure
+from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
+from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, LedgerRecord, chunk_key, runs
 from airflow_outbox.harvest.protocol.recovery import recover, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
@@ -95,6 +97,9 @@ class ExactlyOnceTerm(Term):
         self._log = log
         self._atomic = atomic
         self._windows = Windows()
+        self._tracking = FlushTracking(fence.flushed)
+        self._announced = fence.flushed.watermark
+        self._accounted = fence.flushed
         self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[_Piece] = deque()
@@ -138,12 +143,15 @@ class ExactlyOnceTerm(Term):
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._table.purge_published(self.view, entry.ids(), entry.snapshot)
+        flushed = self._fence.flushed.with_more(entry.topics() for entry in recovery.unpurged)
         await self._table.begin(
             self.view,
             delivery=DELIVERY,
             witness=recovery.witness,
             transactional_id=self._log.transactional_id,
+            flushed=flushed,
         )
+        self._tracking, self._accounted, self._announced = FlushTracking(flushed), flushed, flushed.watermark
         self._published_witness = self._purged_witness = self._witnessed = recovery.witness
         self._beats = self._fence.beats + 1  # by `begin`
         self._kept = dict(recovery.kept)
@@ -170,20 +178,28 @@ class ExactlyOnceTerm(Term):
         self._flushed = max(self._flushed, page.flushed)
         rows, complete, ends = page.rows, page.complete, True
         if self._atomic and rows:
-            unknown = set() if complete and self._stamps is None else self._closure.unknown(rows)
-            self._closure.learn(await self._table.lengths(unknown) if unknown else {})
+            await self._learn(rows, complete=complete)
             taken, ends = self._closure.cut(rows, complete=complete)
             complete, rows = complete and taken == len(rows), rows[:taken]
             if self._stamps is not None:
                 rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = rows[-1][0] if rows else None
         within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=complete)
+        self._tracking.send(len(rows))
+        if self._windows.next.within is None:
+            self._tracking.end_window(within)
         if rows:
             self._held_records += len(rows)
             self._held_bytes += rows[-1][BYTES]
             self._pieces.append(_Piece(rows, within, page.written, ends))
             self._read_more.set()
         return bool(rows)
+
+    async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
+        """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
+        unknown = self._closure.unknown(rows)
+        lengths = {} if complete or not unknown else await self._table.lengths(unknown)
+        self._closure.learn({**lengths_in(rows, unknown), **lengths})  # others may have deleted records meanwhile
 
     async def _publish(self) -> None:
         while (piece := await self._next_piece()) is not None:
@@ -262,6 +278,7 @@ class ExactlyOnceTerm(Term):
         batch.witness = self._published_witness
         self._unpurged.append(batch)
         self._unpurged_records += len(batch.ids)
+        self._tracking.flush(len(batch.ids))
         self._committed.set()
 
     async def _purge(self) -> None:
@@ -273,9 +290,15 @@ class ExactlyOnceTerm(Term):
             batch = self._unpurged[0]
             assert batch.within is not None
             assert batch.witness is not None
-            flushed = await self._table.purge_published(self.view, batch.ids, batch.within)
+            watermark = self._tracking.watermark
+            announced = watermark if watermark != self._announced else None
+            flushed = await self._table.purge_published(self.view, batch.ids, batch.within, watermark=announced)
             self._flushed = max(self._flushed, flushed)
+            if batch.witness.offset <= self._purged_witness.offset:  # not before the purge, for the batch is committed
+                raise HistoryError("the ledger's topic was deleted and made anew")
+            self._announced = watermark
             self._purged_witness = batch.witness
+            self._tracking.purge(len(batch.ids), batch.topics)
             self._unpurged.popleft()
             self._unpurged_records -= len(batch.ids)
             self._count(batch.topics)
@@ -284,10 +307,15 @@ class ExactlyOnceTerm(Term):
     def _to_witness(self) -> Witness | None:
         return self._purged_witness if self._purged_witness != self._witnessed else None
 
-    def _told(self, pulse: Pulse, witness: Witness | None) -> None:
+    def _to_account(self) -> Flushed | None:
+        flushed = self._tracking.account()
+        return flushed if flushed != self._accounted else None
+
+    def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its
         # way.
         self._witnessed = witness or self._witnessed
+        self._accounted = flushed or self._accounted
         self._beats = pulse.beats
         require_pulse(self._fence, pulse, highest_id=self._witnessed.highest_id)
 

@@ -10,15 +10,15 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from uuid import UUID
 
 from simulation.checker import complaints
 from simulation.histories import History, history_errors
 from simulation.kafka import LEDGER, Concurrent, Partition
 from simulation.log import TRANSACTIONAL_ID
-from simulation.postgres import FenceRow
 
-from airflow_outbox.fence import Witness
+from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.harvest.protocol.ledger import HEAD, Ledger
 
 
@@ -136,14 +136,14 @@ class Adopted(OtherHistory):
         head = ledger.head
         highest_id = max(fence.witness.highest_id, head.highest_id if head else 0, *database.state.rows, 0)
         witness = Witness(ledger.topic_id, head.batch if head else 0, ledger.head_offset if head else 0, highest_id)
-        adopted = FenceRow(
+        adopted = replace(
+            fence,
             view=UUID(int=self.world.random.getrandbits(128), version=4),
             incarnation=max(fence.incarnation, head.incarnation if head else 0) + 1,
-            delivery=fence.delivery,
-            transactional_id=fence.transactional_id,
             recorded=database.history,
             witness=witness,
-            beats=fence.beats,
+            halted=None,
+            flushed=Flushed(),
         )
         database.write("draw", max(database.state.last_drawn, highest_id))
         database.statement("set_fence", adopted)

@@ -25,6 +25,7 @@ from simulation.planted_ports import (
     TakesCommitForFailed,
     Unfenced,
 )
+from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
 from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
@@ -35,7 +36,7 @@ from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.closure import Closure
-from airflow_outbox.harvest.protocol.ledger import Ledger
+from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
 from airflow_outbox.pages import OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
@@ -218,6 +219,10 @@ def _windows(name: str, value: type[windows.Windows]) -> Bug:
     return Bug(name, "exactly_once", SOUND, exactly_once, "Windows", value)
 
 
+def _tracking(name: str, place: object, attribute: str, value: Any) -> Bug:
+    return Bug(name, "exactly_once", SOUND, place, attribute, value)
+
+
 OTHER = "other_histories"
 ATOMIC = Design(atomic=True)
 BUGS: Collection[Bug] = (
@@ -244,6 +249,10 @@ BUGS: Collection[Bug] = (
     Bug("a fenced member takes over again", design=Design(harvester=Duels)),
     Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
     _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
+    _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
+    _term("a page counts as its window", TakesPageForWindow),
+    _term("a window's snapshot is its last page's", EndsWindowsLate),
+    _tracking("what earlier views have left is purged and not counted", Entry, "topics", no_topics),
     _table("purges are by id only", PurgesUnseen, OTHER),
     _recovery("other histories are not looked for", _believes_all, OTHER),
     _recovery("leaders' beats are not compared", _ignores_beats, OTHER),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 from simulation.kafka import LEDGER
@@ -33,15 +34,15 @@ class Unfenced(SimulatedTable):
 class PurgesByRange(SimulatedTable):
     """Deletes everything from the first id to the last."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
-        return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), EVERYTHING)
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+        return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), EVERYTHING, **news)
 
 
 class PurgesUnseen(SimulatedTable):
     """Deletes by ids alone."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
-        return await SimulatedTable.purge_published(self, view, ids, EVERYTHING)
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+        return await SimulatedTable.purge_published(self, view, ids, EVERYTHING, **news)
 
 
 class NeverHalts(SimulatedTable):
@@ -61,9 +62,9 @@ class NeverFlushes(SimulatedTable):
 class ForgetsPurges(SimulatedTable):
     """Takes a purge without an answer for done."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         try:
-            return await SimulatedTable.purge_published(self, view, ids, snapshot)
+            return await SimulatedTable.purge_published(self, view, ids, snapshot, **news)
         except PostgresUnreachableError:
             self._purging.backend = self._server.connect()
             return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.fence import History, Request, Witness
+from airflow_outbox.fence import Flushed, History, Request, Witness
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
@@ -37,6 +37,7 @@ class FenceRow:
     witness: Witness = field(default_factory=Witness)
     beats: int = 0
     halted: str | None = None
+    flushed: Flushed = field(default_factory=Flushed)
     request: Request = field(default_factory=Request)
 
 
@@ -91,6 +92,9 @@ class State:
         self._change(transaction_id)
         for number in ids:
             self.rows[number].mark = mark
+
+    def announce(self, watermark: Snapshot, at: int) -> None:
+        """What listeners are told when the statement that follows has ended."""
 
     def set_fence(self, transaction_id: int, fence: FenceRow) -> None:
         self._change(transaction_id)
@@ -162,6 +166,11 @@ class Database:
 
     def delete(self, ids: Iterable[int]) -> None:
         self.statement("delete", tuple(ids), self._tick())
+
+    def announce(self, watermark: Snapshot | None) -> None:
+        """Part of a statement: it is written with the statement's own change, which follows."""
+        if watermark is not None:
+            self.write("announce", watermark, self._tick())
 
     def flush(self) -> None:
         self.flushed = len(self.log)

@@ -11,7 +11,9 @@ ALTER TABLE {leader}
     ADD COLUMN ledger_offset     BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN highest_id        BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN beats             BIGINT NOT NULL DEFAULT 0,
-    ADD COLUMN halted            TEXT;
+    ADD COLUMN halted            TEXT,
+    ADD COLUMN watermark         PG_SNAPSHOT,
+    ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object();
 
 -- What was harvested by an earlier release was harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
@@ -23,3 +25,6 @@ CREATE TABLE {adopted} (
     differences TEXT NOT NULL,
     reason      TEXT NOT NULL
 );
+
+CREATE VIEW {published} AS
+SELECT shard, outbox_id, incarnation, delivery, watermark FROM {leader};
