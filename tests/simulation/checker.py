@@ -3,8 +3,8 @@
 It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the
 ledger. Records are told from each other by their values, for ids may be given out again after a crash.
 
-A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone by
-a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
+A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone
+by a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
 visible, a *false watermark* (one that sees a transaction whose records are not all visible, or goes back), and *false
 counts* of what was published. What is *stuck* or a *false alarm* the history itself finds.
 """
@@ -26,11 +26,14 @@ Lane = tuple[str, str]
 
 @dataclass(slots=True)
 class Committed:
-    """What a log of Postgres says: the values of each lane in order, of each transaction, and what was deleted when."""
+    """What a log of Postgres says: the values of each lane in order, and of each transaction; what was deleted, and
+    when; what an operator has thrown away.
+    """
 
     lanes: defaultdict[Lane, list[str]] = field(default_factory=lambda: defaultdict(list))
     transactions: list[list[str]] = field(default_factory=list)
     deleted: dict[str, int] = field(default_factory=dict)
+    truncated: set[str] = field(default_factory=set)
     claims: list[tuple[str, int]] = field(default_factory=list)
     """What a watermark has claimed to be published, and when it first did."""
     setbacks: list[str] = field(default_factory=list)
@@ -62,16 +65,17 @@ class Committed:
             elif change == "set_fence":
                 found._follow(arguments[1])
             elif change == "exchange":
+                found.truncated.update(values.values())
                 values.clear()
                 unclaimed.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         return found
 
-
     def _follow(self, fence: FenceRow) -> None:
         before, now = self.fence.flushed.watermark, fence.flushed.watermark
-        if before is not None and (now is None or not now.includes(before)):
+        is_adopted = fence.incarnation > self.fence.incarnation
+        if before is not None and not is_adopted and (now is None or not now.includes(before)):
             self.setbacks.append(f"{before} to {now}")
         self.fence = fence
 
@@ -125,7 +129,7 @@ def complaints(
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
-    values = {sighting.value for sighting in sightings}
+    values = committed.truncated | {sighting.value for sighting in sightings}
     for lane, stashed in committed.lanes.items():
         yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
 
