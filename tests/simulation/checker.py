@@ -68,7 +68,6 @@ class Committed:
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         return found
 
-
     def _follow(self, fence: FenceRow) -> None:
         before, now = self.fence.flushed.watermark, fence.flushed.watermark
         if before is not None and (now is None or not now.includes(before)):

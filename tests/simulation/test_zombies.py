@@ -29,7 +29,12 @@ MOMENTS = {
     "between purge and witness": Moment("purge_published", "answered"),
     "with a heartbeat on its way": Moment("heartbeat", "asked"),
 }
-UNTIL = (Moment("begin", "asked"), Moment("read", "answered"), Moment("publish", "asked"), Moment("heartbeat", "answered"))
+UNTIL = (
+    Moment("begin", "asked"),
+    Moment("read", "answered"),
+    Moment("publish", "asked"),
+    Moment("heartbeat", "answered"),
+)
 
 
 async def stopped(seed: int, moment: Moment, design: Design) -> tuple[list[str], bool]:
