@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.tickets import show_ticket
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.pump import Load, pump
@@ -25,11 +26,15 @@ _LONG = 10.0  # seconds that a transaction is open
 @click.command()
 @config_file
 @click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def status(path: Path, output: str) -> None:
+@click.option("--ticket", metavar="TICKET", help="Instead, say whether all of its transaction is published.")
+def status(path: Path, output: str, ticket: str | None) -> None:
     """Show who leads, how much waits, how fast it goes, and what went wrong last."""
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
+            if ticket is not None:
+                show_ticket(connection, config.name, ticket, output=output)
+                return
             found = read_status(connection, config.name)
     if output == "json":
         click.echo(json.dumps(asdict(found), default=str))

@@ -52,9 +52,9 @@ CREATE TABLE {leader} (
 );
 
 -- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
--- its records that are committed are published.
+-- its records that are committed are published. `topics` are the records published in this incarnation, up to and with `batch`.
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, watermark FROM {leader};
+SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};
 
 -- What operators have accepted of another history, one row an incarnation.
 CREATE TABLE {adopted} (

@@ -27,4 +27,4 @@ CREATE TABLE {adopted} (
 );
 
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, watermark FROM {leader};
+SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};
