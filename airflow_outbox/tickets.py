@@ -1,8 +1,9 @@
 """Tickets: is all of a transaction published?
 
-`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has committed
-and the outbox's watermark sees it: then every record of it is in Kafka, committed, for every consumer to read. The
-watermark in the database is up to a second late; who listens hears of it earlier (`airflow_outbox.listening`).
+`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has
+committed and the outbox's watermark sees it: then every record of it is in Kafka, committed, for every consumer to
+read. The watermark in the database is up to a second late; who listens hears of it earlier
+(`airflow_outbox.listening`).
 
 A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
@@ -162,8 +163,8 @@ def ticket_status(
 ) -> TicketStatus:
     """How far a ticket's transaction is; `counted` also counts what is left of it.
 
-    Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation, and
-    when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
+    Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation,
+    and when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
     """
     name = OutboxName.parse(outbox)
     asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
