@@ -3,8 +3,8 @@
 It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the
 ledger. Records are told from each other by their values, for ids may be given out again after a crash.
 
-A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone by
-a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
+A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone
+by a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
 visible, a *false watermark* (one that sees a transaction whose records are not all visible, or goes back), and *false
 counts* of what was published. What is *stuck* or a *false alarm* the history itself finds.
 """
