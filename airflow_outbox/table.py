@@ -138,10 +138,14 @@ def translated(name: OutboxName) -> Iterator[None]:
     except psycopg.errors.DiskFull as error:
         raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
     except psycopg.Error as error:
-        gone = isinstance(error, psycopg.InterfaceError) or (
-            isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
-        )
-        raise (PostgresUnreachableError if gone else PostgresError)(f"{name}: {_reason(error)}") from error
+        raise (PostgresUnreachableError if is_gone(error) else PostgresError)(f"{name}: {_reason(error)}") from error
+
+
+def is_gone(error: psycopg.Error) -> bool:
+    """Whether the error means that the server, or the way to it, is gone, and not that it refused a statement."""
+    return isinstance(error, psycopg.InterfaceError) or (
+        isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
+    )
 
 
 class OutboxTable:

@@ -20,6 +20,7 @@ from airflow_outbox.status import OutboxStatus, ShardStatus, ask_handover, ask_p
 
 _HANDOVER_PATIENCE = 30.0
 _WIDTH_IN_FILES = 250
+_LONG = 10.0  # seconds that a transaction is open
 
 
 @click.command()
@@ -42,6 +43,7 @@ def status(path: Path, output: str, ticket: str | None) -> None:
         if not console.is_terminal:
             console.width = _WIDTH_IN_FILES
         console.print(_table(found, config.limits.session_timeout))
+        console.print(_dead_rows(found), markup=False, highlight=False)
 
 
 @click.command()
@@ -130,6 +132,17 @@ def _table(status: OutboxStatus, session_timeout: float) -> Table:
             error,
         )
     return table
+
+
+def _dead_rows(status: OutboxStatus) -> str:
+    """How many purged rows Postgres keeps, and for whose sake, if that takes long enough to matter."""
+    said = f"Postgres still keeps about {status.dead_rows} purged rows"
+    holder = status.oldest_holder
+    if holder is None or (holder.age is not None and holder.age < _LONG):
+        return said
+    pid = f" with process id {holder.pid}" if holder.pid is not None else ""
+    age = f", open for {_seconds(holder.age)}" if holder.age is not None else ""
+    return f"{said}, and must keep those of late for the {holder.kind}{pid} ({holder.name}){age}"
 
 
 def _leader(shard: ShardStatus, session_timeout: float) -> str:

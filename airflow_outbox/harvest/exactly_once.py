@@ -27,10 +27,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from airflow_outbox.errors import HistoryError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table, TransactionalLog
-from airflow_outbox.harvest.protocol.closure import Closure
+from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, LedgerRecord, chunk_key, runs
 from airflow_outbox.harvest.protocol.recovery import recover, require_pulse
@@ -177,8 +178,7 @@ class ExactlyOnceTerm(Term):
         self._flushed = max(self._flushed, page.flushed)
         rows, complete, ends = page.rows, page.complete, True
         if self._atomic and rows:
-            unknown = set() if complete and self._stamps is None else self._closure.unknown(rows)
-            self._closure.learn(await self._table.lengths(unknown) if unknown else {})
+            await self._learn(rows, complete=complete)
             taken, ends = self._closure.cut(rows, complete=complete)
             complete, rows = complete and taken == len(rows), rows[:taken]
             if self._stamps is not None:
@@ -194,6 +194,12 @@ class ExactlyOnceTerm(Term):
             self._pieces.append(_Piece(rows, within, page.written, ends))
             self._read_more.set()
         return bool(rows)
+
+    async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
+        """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
+        unknown = self._closure.unknown(rows)
+        lengths = {} if complete or not unknown else await self._table.lengths(unknown)
+        self._closure.learn({**lengths_in(rows, unknown), **lengths})  # others may have deleted records meanwhile
 
     async def _publish(self) -> None:
         while (piece := await self._next_piece()) is not None:
@@ -288,6 +294,8 @@ class ExactlyOnceTerm(Term):
             announced = watermark if watermark != self._announced else None
             flushed = await self._table.purge_published(self.view, batch.ids, batch.within, watermark=announced)
             self._flushed = max(self._flushed, flushed)
+            if batch.witness.offset <= self._purged_witness.offset:  # not before the purge, for the batch is committed
+                raise HistoryError("the ledger's topic was deleted and made anew")
             self._announced = watermark
             self._purged_witness = batch.witness
             self._tracking.purge(len(batch.ids), batch.topics)

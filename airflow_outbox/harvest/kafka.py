@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -14,7 +15,7 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import OutboxError, PublishError
-from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import CLIENT_ERRORS, REFUSALS, explained, not_allowed, raised, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.settings import KafkaSettings
@@ -63,6 +64,7 @@ class KafkaLog:
         """With tokens it waits for one: use `open`."""
         self._loop = loop
         self._complaint: str | None = None
+        self._failure: PublishError | None = None
         self._settings = settings
         self._reports: deque[Delivery] = deque()
         self._arrived = asyncio.Event()
@@ -97,6 +99,8 @@ class KafkaLog:
         await self._arrived.wait()
         self._arrived.clear()
         self._wake_is_due = False
+        if self._failure is not None:
+            raise self._failure
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     async def close(self) -> None:
@@ -126,6 +130,9 @@ class KafkaLog:
 
     def _report(self, delivery: Delivery) -> None:
         self._reports.append(delivery)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._wake_is_due:
             self._wake_is_due = True
             if not self._loop.is_closed():
@@ -133,8 +140,13 @@ class KafkaLog:
 
     def _poll(self) -> None:
         while not self._closing.is_set():
-            self._producer.poll(0.1)
-        self._producer.poll(0)
+            try:
+                self._producer.poll(0.1)
+            except CLIENT_ERRORS as error:
+                self._failure = PublishError(f"Kafka's client has failed: {raised(error).str()}")
+                self._wake()
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._producer.poll(0)
         del self._producer  # here, because the client's end waits for its own threads
 
 

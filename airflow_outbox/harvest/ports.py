@@ -146,7 +146,10 @@ class Log(Protocol):
         """
 
     async def deliveries(self) -> Sequence[Delivery]:
-        """Wait for reports, and return all that have come in since the last call."""
+        """Wait for reports, and return all that have come in since the last call.
+
+        Raises KafkaError when no more will come: what was sent and not reported may have been published or not.
+        """
 
     async def close(self) -> None:
         """Give up what is unreported, which may then be published or not, and end."""
@@ -178,7 +181,8 @@ class TransactionalLog(Protocol):
     async def ledger(self, start: int) -> Ledger:
         """What the ledger says from an offset on, as far as it goes now; committed entries only.
 
-        Waits for transactions that are still open there. Raises HistoryError when there is no ledger.
+        Waits for transactions that are still open there. Raises HistoryError when the ledger does not reach so far,
+        KafkaError also when there is none.
         """
 
     async def begin(self) -> None:

@@ -17,7 +17,7 @@ from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
 from airflow_outbox.sql import statements
-from airflow_outbox.table import render, translated
+from airflow_outbox.table import is_gone, render, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,8 @@ class Commit:
         try:
             self.connection.execute(cast("Any", self.options.commit_sql))
         except psycopg.Error as error:
+            if is_gone(error):
+                raise
             reason = " ".join(str(error).split())
             raise JobError(f"option commitSql: {reason}; nothing was committed. Correct the statement") from error
         if (

@@ -367,6 +367,33 @@ ORDER BY shard
 -- How many records wait, and since when the oldest has been waiting, in seconds.
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
 
+-- dead_rows --
+-- About how many purged rows still take up room in the outbox, for no vacuum has removed them.
+SELECT pg_stat_get_dead_tuples(to_regclass(%(outbox)s))
+
+-- oldest_holder --
+-- Who keeps Postgres from removing dead rows for longest, and for how many seconds: a session with an open transaction or statement, a
+-- prepared transaction, or a replication slot (of which nobody knows since when). Sessions of other roles show only to members of
+-- pg_read_all_stats.
+SELECT kind, name, pid, seconds::float8
+FROM (
+    SELECT 'session' AS kind, concat_ws(', ', usename, nullif(application_name, ''), state) AS name, pid,
+           extract(epoch FROM clock_timestamp() - xact_start) AS seconds,
+           greatest(age(backend_xid), age(backend_xmin)) AS transactions
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT 'prepared transaction', gid, NULL, extract(epoch FROM clock_timestamp() - prepared), age(transaction)
+    FROM pg_prepared_xacts
+    WHERE database = current_database()
+    UNION ALL
+    SELECT 'replication slot', slot_name, active_pid, NULL, age(xmin)
+    FROM pg_replication_slots
+) AS holder
+WHERE transactions IS NOT NULL
+ORDER BY transactions DESC, seconds DESC
+LIMIT 1
+
 -- table_size --
 -- The size of the outbox with its indexes, in words, and about how many rows it has.
 SELECT pg_size_pretty(pg_total_relation_size(oid)), greatest(reltuples, 0)::bigint

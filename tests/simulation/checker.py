@@ -26,11 +26,14 @@ Lane = tuple[str, str]
 
 @dataclass(slots=True)
 class Committed:
-    """What a log of Postgres says: the values of each lane in order, of each transaction, and what was deleted when."""
+    """What a log of Postgres says: the values of each lane in order, and of each transaction; what was deleted, and
+    when; what an operator has thrown away.
+    """
 
     lanes: defaultdict[Lane, list[str]] = field(default_factory=lambda: defaultdict(list))
     transactions: list[list[str]] = field(default_factory=list)
     deleted: dict[str, int] = field(default_factory=dict)
+    truncated: set[str] = field(default_factory=set)
     claims: list[tuple[str, int]] = field(default_factory=list)
     """What a watermark has claimed to be published, and when it first did."""
     setbacks: list[str] = field(default_factory=list)
@@ -62,6 +65,7 @@ class Committed:
             elif change == "set_fence":
                 found._follow(arguments[1])
             elif change == "exchange":
+                found.truncated.update(values.values())
                 values.clear()
                 unclaimed.clear()
             elif change == "delete":
@@ -70,7 +74,8 @@ class Committed:
 
     def _follow(self, fence: FenceRow) -> None:
         before, now = self.fence.flushed.watermark, fence.flushed.watermark
-        if before is not None and (now is None or not now.includes(before)):
+        is_adopted = fence.incarnation > self.fence.incarnation
+        if before is not None and not is_adopted and (now is None or not now.includes(before)):
             self.setbacks.append(f"{before} to {now}")
         self.fence = fence
 
@@ -124,7 +129,7 @@ def complaints(
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
-    values = {sighting.value for sighting in sightings}
+    values = committed.truncated | {sighting.value for sighting in sightings}
     for lane, stashed in committed.lanes.items():
         yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
 

@@ -71,7 +71,7 @@ class History:
     async def end(self) -> list[str]:
         """Wait until everything is published, let all members go, and judge."""
         self.world.database.flush()
-        drained = await self._drain()
+        drained = await self.drain()
         await asyncio.gather(*(member.stop() for member in list(self.world.members)))
         await asyncio.sleep(_AFTERMATH)
         self.world.database.flush()
@@ -230,7 +230,7 @@ class History:
             self._kill()
             self._start()
 
-    async def _drain(self) -> bool:
+    async def drain(self) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE
         while not self.has_ended():

@@ -30,7 +30,7 @@ from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.fence import Fence, Pulse
+from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
@@ -121,8 +121,10 @@ def _ignores_beats(fence: Fence, ledger: Ledger) -> Any:
     return _recover(replace(fence, beats=2**63), ledger)
 
 
-def _looks_away(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
-    return None
+def _ignores_incarnations(fence: Fence, ledger: Ledger) -> Any:
+    head = ledger.head and replace(ledger.head, incarnation=fence.incarnation)
+    entries = tuple(replace(entry, incarnation=fence.incarnation) for entry in ledger.entries)
+    return _recover(fence, replace(ledger, head=head, entries=entries))
 
 
 def _reuses_numbers(fence: Fence, ledger: Ledger) -> Any:
@@ -254,4 +256,5 @@ BUGS: Collection[Bug] = (
     _table("purges are by id only", PurgesUnseen, OTHER),
     _recovery("other histories are not looked for", _believes_all, OTHER),
     _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
+    _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
 )

@@ -78,7 +78,7 @@ CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
     "a backup restored": (_restore, "restored to an earlier time"),
     "a replica promoted": (_promote, "timeline 2"),
     "a ledger deleted": (_lose, "deleted"),
-    "a ledger emptied": (_shorten, "the ledger is empty"),
+    "a ledger emptied": (_shorten, "the ledger ends at"),
 }
 
 

@@ -10,7 +10,7 @@ prefix up to a row is closed exactly when the row's id has caught up with the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from airflow_outbox.errors import TransactionTooLargeError
 from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
@@ -68,3 +68,14 @@ class Closure:
     def _begin(self) -> None:
         self._reach = 0
         self._closed = True
+
+
+def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, Length]:
+    """The lengths that those of the wanted transactions have by these rows."""
+    lengths: dict[int, Length] = {}
+    for row in rows:
+        transaction_id = row[TRANSACTION_ID]
+        if transaction_id is not None and transaction_id in wanted:
+            known = lengths.get(transaction_id)
+            lengths[transaction_id] = Length(1 if known is None else known.records + 1, row[0])
+    return lengths
