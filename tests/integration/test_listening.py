@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.postgres import EmbeddedPostgres
@@ -124,6 +125,24 @@ async def test_where_no_announcement_comes_it_looks_once_a_second(database: str,
     begun = time.monotonic()
     await waiting
     assert 0.01 < time.monotonic() - begun < 1.5
+
+
+async def test_behind_a_pooler_it_looks_once_a_second(
+    database: str, leader: Leader, postgres: EmbeddedPostgres, server_folder: Path
+) -> None:
+    """It gives each of the client's transactions to any session; what LISTEN has set up is on one of them."""
+    name = leader.connection.info.dbname
+    with Pooler(server_folder / "pooler-listening", postgres.dsn()) as pooler:
+        others = [psycopg.connect(pooler.url(name), autocommit=True, prepare_threshold=None) for _ in range(3)]
+        waiting = [asyncio.create_task(wait(Listener(pooler.url(name)), leader.stash())) for _ in range(3)]
+        await asyncio.sleep(2)
+        for each in others:
+            each.execute("SELECT 1")
+        leader.beat()
+        async with asyncio.timeout(3):
+            assert {status.state for status in await asyncio.gather(*waiting)} == {TicketState.PUBLISHED}
+        for each in others:
+            each.close()
 
 
 async def test_it_says_how_many_records_are_left(
