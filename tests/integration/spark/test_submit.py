@@ -80,19 +80,24 @@ Path(sys.argv[2]).write_text(json.dumps({
 }))
 spark.stop()
 """
+# Its driver is busy with something of its own while a task of it writes.
 SLOW_JOB = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from airflow_outbox.spark import register
 
+def write():
+    register(spark)
+    slow = F.udf(lambda n: time.sleep(600) or str(n), "string")
+    frame = spark.range(1).select(F.lit("orders").alias("topic"), F.lit("k").alias("key"), slow("id").alias("value"))
+    frame.write.format("outbox").mode("append").save()
+
 spark = SparkSession.builder.getOrCreate()
-register(spark)
-slow = F.udf(lambda n: time.sleep(600) or str(n), "string")
-frame = spark.range(1).select(F.lit("orders").alias("topic"), F.lit("k").alias("key"), slow("id").alias("value"))
+threading.Thread(target=write, daemon=True).start()
 Path(sys.argv[1]).touch()
-frame.write.format("outbox").mode("append").save()
+time.sleep(600)
 """
 STREAM_JOB = """
 import sys
@@ -298,32 +303,34 @@ def test_a_killed_task_ends_all_processes_of_the_job(
     )
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(operator.execute, {"ti": RUN})  # type: ignore[arg-type, typeddict-item]
-        workers: list[psutil.Process] = []
-        deadline = time.monotonic() + 90
-        while not any("pyspark.daemon" in " ".join(worker.cmdline()) for worker in workers):
-            assert time.monotonic() < deadline
-            assert not running.done(), running.result()
-            time.sleep(0.2)
-            if started.exists():
-                workers = psutil.Process().children(recursive=True)
-        operator.on_kill()
+        try:
+            processes: list[psutil.Process] = []
+            deadline = time.monotonic() + 90
+            while not any("write_into_data_source" in command(process) for process in processes):
+                assert time.monotonic() < deadline
+                assert not running.done(), running.result()
+                time.sleep(0.2)
+                processes = psutil.Process().children(recursive=True) if started.exists() else []
+        finally:
+            operator.on_kill()
         with pytest.raises(Exception, match="Error code"):
             running.result(30)
     close_output(operator)
-    _, alive = psutil.wait_procs([one for one in workers if is_of_spark(one)], timeout=10)
+    of_job = [process for process in processes if "pyspark" in command(process) or str(job_file) in command(process)]
+    _, alive = psutil.wait_procs(of_job, timeout=10)
     assert alive == []
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+
+
+def command(process: psutil.Process) -> str:
+    """A process's command; nothing when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def close_output(operator: OutboxSparkSubmitOperator) -> None:
     """What the provider's hook leaves open."""
     hook: Any = operator._hook
     hook._submit_sp.stdout.close()
-
-
-def is_of_spark(process: psutil.Process) -> bool:
-    """Whether a process that was there is one of the job's, or has ended since."""
-    try:
-        return "spark" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return True
