@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.spark.copy_text import PIECE_BYTES, copy_lines, pieces
@@ -75,6 +75,7 @@ def as_bytes(text: str | None) -> bytes | None:
     return None if text is None else bytes.fromhex(text[2:])
 
 
+@settings(deadline=None, max_examples=300)
 @given(rows, st.integers(0, 5))
 def test_what_is_read_is_what_was_written(given: list[tuple[Any, ...]], skipped: int) -> None:
     batch = batch_of([("skipped", b"skipped", None)] * skipped + given).slice(skipped)
