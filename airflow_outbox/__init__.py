@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.stash import stash
+from airflow_outbox.tickets import published
 
-__all__ = ["OutboxRecord", "Ticket", "__version__", "stash"]
+__all__ = ["OutboxRecord", "Ticket", "__version__", "published", "stash"]
 
 __version__ = "0.1.0"

@@ -55,6 +55,21 @@ class InvalidTicketError(OutboxError):
     """This is not a ticket. Pass on, unchanged, what stash() returned."""
 
 
+class TicketRefusedError(OutboxError):
+    """This outbox can't tell of the ticket. Ask the outbox, in the database, that it was stashed into."""
+
+
+class NoWatermarkError(OutboxError):
+    """The outbox is harvested at least once, and then nobody knows which transactions are published.
+
+    Set `delivery: exactly_once`.
+    """
+
+
+class RolledBackError(OutboxError):
+    """The ticket's transaction was rolled back: nothing of it is, or ever will be, published. Stash again."""
+
+
 class PostgresError(OutboxError):
     """Postgres refused or could not be reached. Check the data source, the role's privileges and the server's log."""
 

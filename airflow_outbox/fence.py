@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 from uuid import UUID
+
+from airflow_outbox.records import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,25 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True)
+class Flushed:
+    """How far everything is out, as of the last batch that is witnessed.
+
+    `watermark` is the newest snapshot of which every visible transaction is published (None: of none that is known),
+    `topics` how many records of each topic were published in this incarnation.
+    """
+
+    watermark: Snapshot | None = None
+    topics: Mapping[str, int] = field(default_factory=dict)
+
+    def with_more(self, counts: Iterable[Mapping[str, int]]) -> Self:
+        """The same with more records published."""
+        topics = Counter(self.topics)
+        for more in counts:
+            topics.update(more)
+        return replace(self, topics=dict(topics))
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """The fence row after a take-over, and what the database says of itself beside it.
 
@@ -63,6 +87,7 @@ class Fence:
     next_transaction_id: int
     newest_transaction_id: int
     halted: str | None = None
+    flushed: Flushed = Flushed()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from airflow_outbox.errors import InvalidNameError
 
 _PART = r'(?:"(?:[^"\x00]|"")+"|[A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]*)'
 _NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
-_LONGEST_SUFFIX = "_commits"
+_LONGEST_SUFFIX = "_published"
 _MAX_IDENTIFIER_BYTES = 63
 
 

@@ -70,6 +70,10 @@ class Snapshot:
         """Whether the transaction had ended, one way or the other, when the snapshot was taken."""
         return transaction_id < self.xmax and transaction_id not in self.in_progress
 
+    def includes(self, other: Snapshot) -> bool:
+        """Whether every transaction that the other snapshot sees is seen by this one, too."""
+        return other.xmax <= self.xmax and not any(other.sees(number) for number in self.in_progress)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what Postgres writes: `xmin:xmax:xid,xid,…`."""

@@ -35,9 +35,25 @@ class ShardStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """Who keeps Postgres from removing dead rows: a session, a prepared transaction or a replication slot.
+
+    `age` is in seconds, None for a slot; `pid` is None where no process belongs to it.
+    """
+
+    kind: str
+    name: str
+    pid: int | None
+    age: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxStatus:
     """An outbox as a whole: records that wait, and for how many seconds the oldest has been waiting; those that are
     parked are none of them.
+
+    `dead_rows` is about how many purged rows Postgres still keeps, `oldest_holder` who makes it do so for longest
+    (None: nobody that the role may see).
     """
 
     outbox: str
@@ -45,6 +61,8 @@ class OutboxStatus:
     incarnation: int
     backlog: int
     oldest_age: float | None
+    dead_rows: int
+    oldest_holder: Holder | None
     shards: list[ShardStatus]
     parked: ParkedCounts
 
@@ -59,8 +77,20 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
         with connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
             shards = cursor.execute(_query("status", name)).fetchall()
         backlog, oldest_age = connection.execute(_query("backlog", name)).fetchone() or (0, None)
+        [dead_rows] = connection.execute(_query("dead_rows", name), {"outbox": name.text()}).fetchone() or (0,)
+        holder = connection.execute(_query("oldest_holder", name)).fetchone()
     parked = ParkedRequests(connection, name).counts()
-    return OutboxStatus(str(name), identity.outbox_id, identity.incarnation, backlog, oldest_age, shards, parked)
+    return OutboxStatus(
+        outbox=str(name),
+        outbox_id=identity.outbox_id,
+        incarnation=identity.incarnation,
+        backlog=backlog,
+        oldest_age=oldest_age,
+        dead_rows=dead_rows,
+        oldest_holder=Holder(*holder) if holder else None,
+        shards=shards,
+        parked=parked,
+    )
 
 
 def ask_pause(connection: psycopg.Connection[Any], name: OutboxName, *, paused: bool) -> None:

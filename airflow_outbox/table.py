@@ -27,7 +27,7 @@ from airflow_outbox.errors import (
     SchemaVersionError,
     TakeOverError,
 )
-from airflow_outbox.fence import Fence, History, Pulse, Request, Witness
+from airflow_outbox.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.keeping import archived
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import BYTES, Length, OutboxRow, Page, Reading
@@ -37,6 +37,13 @@ from airflow_outbox.sql import statements
 SCHEMA_VERSION = 3
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 SHARD = 0
+KEEP_ALIVE = {
+    "connect_timeout": 5,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5000,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class MarkedRecord(NamedTuple):
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted", "parked", "archive")
+    beside = ("leader", "commits", "adopted", "parked", "published", "archive")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 
@@ -99,16 +106,9 @@ def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psyco
     `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
     """
-    keep_alive = {
-        "connect_timeout": 5,
-        "keepalives_idle": 2,
-        "keepalives_interval": 1,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 5000,
-    }
     try:
         given = psycopg.conninfo.conninfo_to_dict(data_source)
-        settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
+        settings = {**KEEP_ALIVE, "application_name": f"airflow-outbox {purpose}", **given}
         if is_pooled:
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
@@ -139,10 +139,14 @@ def translated(name: OutboxName) -> Iterator[None]:
     except psycopg.errors.DiskFull as error:
         raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
     except psycopg.Error as error:
-        gone = isinstance(error, psycopg.InterfaceError) or (
-            isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
-        )
-        raise (PostgresUnreachableError if gone else PostgresError)(f"{name}: {_reason(error)}") from error
+        raise (PostgresUnreachableError if is_gone(error) else PostgresError)(f"{name}: {_reason(error)}") from error
+
+
+def is_gone(error: psycopg.Error) -> bool:
+    """Whether the error means that the server, or the way to it, is gone, and not that it refused a statement."""
+    return isinstance(error, psycopg.InterfaceError) or (
+        isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
+    )
 
 
 class OutboxTable:
@@ -244,14 +248,22 @@ class OutboxTable:
             next_transaction_id=numbers[12],
             newest_transaction_id=numbers[13],
             halted=numbers[14],
+            flushed=Flushed(None if numbers[15] is None else Snapshot.parse(numbers[15]), numbers[16]),
         )
 
-    def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
-        """Record how the term harvests, which ledger it goes by, and what its producer is known by (None: as before).
-
-        Raises FencedError.
+    def begin(
+        self,
+        view: UUID,
+        *,
+        delivery: str,
+        witness: Witness,
+        transactional_id: str | None = None,
+        flushed: Flushed | None = None,
+    ) -> None:
+        """Record how the term harvests, which ledger it goes by, and, unless they are as before, what its producer is
+        known by and how far everything is out. Raises FencedError.
         """
-        values = {"delivery": delivery, "transactional_id": transactional_id, **asdict(witness)}
+        values = {"delivery": delivery, "transactional_id": transactional_id, **asdict(witness), **_account(flushed)}
         self._fenced_unless(self._row("begin", view=view, **values))
 
     def prefer_indexes(self) -> None:
@@ -294,11 +306,20 @@ class OutboxTable:
         flushed = self._number("flushed")
         return flushed if flushed >= position else self._number("flush")
 
-    def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, *, batch: int | None = None) -> int:
-        """Delete, or archive, published records that the snapshot sees; how far Postgres' log is on disk. `batch` is
-        their number in the ledger. Raises FencedError.
+    def purge_published(
+        self,
+        view: UUID,
+        ids: Sequence[int],
+        snapshot: Snapshot,
+        *,
+        watermark: Snapshot | None = None,
+        batch: int | None = None,
+    ) -> int:
+        """Delete, or archive, published records that the snapshot sees, and announce the watermark, unless it is None;
+        how far Postgres' log is on disk. `batch` is their number in the ledger. Raises FencedError.
         """
-        values = {"ids": list(ids), "snapshot": str(snapshot), "batch": batch}
+        announced = None if watermark is None else str(watermark)
+        values = {"ids": list(ids), "snapshot": str(snapshot), "watermark": announced, "batch": batch}
         row = self._row("purge_published", self._purging, view=view, **values)
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
@@ -332,17 +353,25 @@ class OutboxTable:
         self._fenced_unless(self._row("reset", view=view, ids=list(ids)))
 
     def heartbeat(
-        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+        self,
+        view: UUID,
+        *,
+        published: int,
+        in_flight: int,
+        rate: float,
+        witness: Witness | None = None,
+        flushed: Flushed | None = None,
     ) -> Pulse:
-        """Tell the fence row that the view is alive, has published that many more records, and what it has witnessed;
-        `rate` is in records/s. Raises FencedError.
+        """Tell the fence row that the view is alive, has published that many more records, what it has witnessed, and
+        how far everything is out, and announce that; `rate` is in records/s. Raises FencedError.
         """
         seen = {"batch": None, "offset": None, "highest_id": None} | (asdict(witness) if witness else {})
+        seen |= _account(flushed)
         values = {"published": published, "in_flight": in_flight, "rate": rate, "outbox": self.name.text()}
         row = self._row("heartbeat", view=view, **values, **seen)
         if row is None:
             raise self._fenced()
-        paused, handover, table_oid, last_drawn, beats = row
+        paused, handover, table_oid, last_drawn, beats, _ = row
         return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn), beats)
 
     def halt(self, view: UUID, reason: str) -> None:
@@ -413,6 +442,14 @@ class OutboxTable:
 
     def _fenced(self) -> FencedError:
         return FencedError(f"{self.name}: another view has taken over shard {SHARD}")
+
+
+def _account(flushed: Flushed | None) -> dict[str, str | None]:
+    """The values `watermark` and `topics` of a statement; None: as before."""
+    if flushed is None:
+        return {"watermark": None, "topics": None}
+    watermark = None if flushed.watermark is None else str(flushed.watermark)
+    return {"watermark": watermark, "topics": json.dumps(dict(flushed.topics))}
 
 
 def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:

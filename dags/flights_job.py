@@ -1,6 +1,7 @@
 """A PySpark job: real flights from New York's airports, cleaned, into Postgres and, as events, into the outbox.
 
 Run by the Dag `flights`. One transaction fills the tables `flights` and `daily_delays` and stashes one event a flight.
+`flights_stream_job.py` does the same with a stream of files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_outbox.spark import OutboxJob
+from airflow_outbox.spark import register
 
 SCHEMA = """
     source_row INT, year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT,
@@ -24,16 +25,18 @@ SCHEMA = """
 
 # `staged` holds the rows of the DataFrame below. The statements run in the transaction that also stashes the events, so
 # that no reader ever sees one without the other. A second run of the same month finds the rows there and corrects them.
-STATEMENTS = [
-    """CREATE TABLE IF NOT EXISTS flights (
+COMMIT_SQL = """
+    CREATE TABLE IF NOT EXISTS flights (
         source_row INTEGER PRIMARY KEY, day DATE NOT NULL, carrier TEXT NOT NULL, flight INTEGER NOT NULL,
         tail_number TEXT, origin TEXT NOT NULL, destination TEXT NOT NULL, scheduled_departure TIMESTAMPTZ NOT NULL,
         departure TIMESTAMPTZ, departure_delay INTEGER, arrival_delay INTEGER, air_time INTEGER,
-        distance INTEGER NOT NULL, status TEXT NOT NULL)""",
-    """CREATE TABLE IF NOT EXISTS daily_delays (
+        distance INTEGER NOT NULL, status TEXT NOT NULL);
+
+    CREATE TABLE IF NOT EXISTS daily_delays (
         day DATE, origin TEXT, flights INTEGER NOT NULL, cancelled INTEGER NOT NULL, departure_delay BIGINT NOT NULL,
-        PRIMARY KEY (day, origin))""",
-    """INSERT INTO flights
+        PRIMARY KEY (day, origin));
+
+    INSERT INTO flights
         SELECT source_row, day, carrier, flight, tail_number, origin, destination, scheduled_departure, departure,
                departure_delay, arrival_delay, air_time, distance, status
         FROM staged
@@ -42,15 +45,16 @@ STATEMENTS = [
              arrival_delay, air_time, distance, status)
           = (excluded.day, excluded.carrier, excluded.flight, excluded.tail_number, excluded.origin,
              excluded.destination, excluded.scheduled_departure, excluded.departure, excluded.departure_delay,
-             excluded.arrival_delay, excluded.air_time, excluded.distance, excluded.status)""",
-    """INSERT INTO daily_delays
+             excluded.arrival_delay, excluded.air_time, excluded.distance, excluded.status);
+
+    INSERT INTO daily_delays
         SELECT day, origin, count(*), count(*) FILTER (WHERE status = 'cancelled'), coalesce(sum(departure_delay), 0)
         FROM flights
         WHERE day IN (SELECT day FROM staged)
         GROUP BY day, origin
         ON CONFLICT (day, origin) DO UPDATE
-        SET (flights, cancelled, departure_delay) = (excluded.flights, excluded.cancelled, excluded.departure_delay)""",
-]
+        SET (flights, cancelled, departure_delay) = (excluded.flights, excluded.cancelled, excluded.departure_delay)
+"""
 
 
 def source_lines(month: int | None, rows: int | None) -> list[str]:
@@ -107,19 +111,23 @@ def events(flights: DataFrame) -> DataFrame:
     )
 
 
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Which flights; the Dag leaves empty what its user has not chosen."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, what in (("--month", "1 to 12; all when empty"), ("--rows", "only so many, the first in the file")):
+        parser.add_argument(name, type=lambda text: int(text) if text else None, help=what)
+    return parser
+
+
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--month", type=lambda text: int(text) if text else None, help="1 to 12; all when empty")
-    arguments.add_argument(
-        "--rows", type=lambda text: int(text) if text else None, help="only so many, the first in the file"
-    )
-    chosen = arguments.parse_args()
+    chosen = arguments(__doc__).parse_args()
 
     spark = SparkSession.builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    register(spark)
     lines = spark.sparkContext.parallelize(source_lines(chosen.month, chosen.rows), 4)
     flights = clean(spark.read.csv(lines, schema=SCHEMA, nullValue="NA", mode="FAILFAST"))
-    commit = OutboxJob.from_session(spark).write(events(flights), order_by="source_row", statements=STATEMENTS)
-    print(f"{commit.records} flights and as many events are committed, ticket {commit.ticket}")
+    write = events(flights).write.format("outbox").option("orderBy", "source_row").option("commitSql", COMMIT_SQL)
+    write.mode("append").save()
     spark.stop()
 
 

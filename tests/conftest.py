@@ -80,7 +80,8 @@ def kafka_classpath() -> str:
 @pytest.fixture(scope="session")
 def postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
     """The session's Postgres, shared: don't stop it, and use `database` for tables."""
-    with EmbeddedPostgres(server_folder / "postgres", fsync=False) as server:
+    settings = {"max_prepared_transactions": "10"}
+    with EmbeddedPostgres(server_folder / "postgres", fsync=False, settings=settings) as server:
         yield server
 
 

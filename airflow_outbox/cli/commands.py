@@ -14,6 +14,8 @@ import psycopg
 
 from airflow_outbox import __version__
 from airflow_outbox.acls import as_commands, as_table, principal
+from airflow_outbox.audit.command import audit_command
+from airflow_outbox.audit.here import audit
 from airflow_outbox.check import Severity, acls, examine
 from airflow_outbox.cli.adopt import adopt_command
 from airflow_outbox.cli.common import clear_errors, config_file, database
@@ -35,7 +37,17 @@ def main() -> None:
     """Get events out of Postgres into Kafka: make, examine and harvest an outbox."""
 
 
-for operation in (status, pause, resume, handover, pump_command, adopt_command, parked, replay_command):
+for operation in (
+    status,
+    pause,
+    resume,
+    handover,
+    parked,
+    replay_command,
+    pump_command,
+    adopt_command,
+    audit_command(audit),
+):
     main.add_command(operation)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.tickets import show_ticket
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.parked_requests import ParkedCounts
@@ -20,16 +21,21 @@ from airflow_outbox.status import OutboxStatus, ShardStatus, ask_handover, ask_p
 
 _HANDOVER_PATIENCE = 30.0
 _WIDTH_IN_FILES = 250
+_LONG = 10.0  # seconds that a transaction is open
 
 
 @click.command()
 @config_file
 @click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def status(path: Path, output: str) -> None:
+@click.option("--ticket", metavar="TICKET", help="Instead, say whether all of its transaction is published.")
+def status(path: Path, output: str, ticket: str | None) -> None:
     """Show who leads, how much waits, how fast it goes, and what went wrong last."""
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
+            if ticket is not None:
+                show_ticket(connection, config.name, ticket, output=output)
+                return
             found = read_status(connection, config.name)
     if output == "json":
         click.echo(json.dumps(asdict(found), default=str))
@@ -38,6 +44,7 @@ def status(path: Path, output: str) -> None:
         if not console.is_terminal:
             console.width = _WIDTH_IN_FILES
         console.print(_table(found, config.limits.session_timeout))
+        console.print(_dead_rows(found), markup=False, highlight=False)
 
 
 @click.command()
@@ -129,6 +136,17 @@ def _table(status: OutboxStatus, session_timeout: float) -> Table:
             error,
         )
     return table
+
+
+def _dead_rows(status: OutboxStatus) -> str:
+    """How many purged rows Postgres keeps, and for whose sake, if that takes long enough to matter."""
+    said = f"Postgres still keeps about {status.dead_rows} purged rows"
+    holder = status.oldest_holder
+    if holder is None or (holder.age is not None and holder.age < _LONG):
+        return said
+    pid = f" with process id {holder.pid}" if holder.pid is not None else ""
+    age = f", open for {_seconds(holder.age)}" if holder.age is not None else ""
+    return f"{said}, and must keep those of late for the {holder.kind}{pid} ({holder.name}){age}"
 
 
 def _leader(shard: ShardStatus, session_timeout: float) -> str:

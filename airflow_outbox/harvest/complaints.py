@@ -14,6 +14,20 @@ from confluent_kafka import KafkaException
 from airflow_outbox.errors import KafkaError
 
 # KafkaError is an exception, too, whatever its types say, and the consumer raises it.
+CLIENT_ERRORS = (KafkaException, SystemError)
+"""What a call to the client may raise while it serves callbacks: a fatal error that meets a callback under way comes as
+a SystemError, whose cause it is."""
+
+
+def raised(error: Exception) -> BrokerError:
+    """What the client has to say of an error that a call to it has raised."""
+    cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__
+    if isinstance(cause, KafkaException):
+        reason: BrokerError = cause.args[0]
+        return reason
+    return BrokerError(BrokerError._FATAL, str(error), True)
+
+
 REFUSALS: tuple[type[Exception], ...] = (KafkaException, cast("type[Exception]", BrokerError), ValueError, TypeError)
 """What the making of a client may raise."""
 _UNREACHED = (BrokerError._ALL_BROKERS_DOWN, BrokerError._TRANSPORT, BrokerError._RESOLVE)

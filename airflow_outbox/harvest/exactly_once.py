@@ -29,13 +29,14 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from airflow_outbox.errors import RecordsRefusedError
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.errors import HistoryError, RecordsRefusedError
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
 from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
+from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
@@ -45,6 +46,7 @@ from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
 from airflow_outbox.pages import BYTES, OutboxRow
+from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 4  # batches
@@ -73,6 +75,9 @@ class ExactlyOnceTerm(Term):
         self._report = report
         self._atomic = atomic
         self._windows = Windows()
+        self._tracking = FlushTracking(fence.flushed)
+        self._announced = fence.flushed.watermark
+        self._accounted = fence.flushed
         self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[Piece] = deque()
@@ -118,12 +123,15 @@ class ExactlyOnceTerm(Term):
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._complete(entry)
+        flushed = self._fence.flushed.with_more(entry.topics() for entry in recovery.unpurged)
         await self._table.begin(
             self.view,
             delivery=DELIVERY,
             witness=recovery.witness,
             transactional_id=self._log.transactional_id,
+            flushed=flushed,
         )
+        self._tracking, self._accounted, self._announced = FlushTracking(flushed), flushed, flushed.watermark
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
         self._take_up(ParkedLanes(*await self._table.parked_lanes()))
 
@@ -134,15 +142,17 @@ class ExactlyOnceTerm(Term):
             most = self._limits.max_transaction_records
             self._dividing = WholeTransactions(parked, self._caution, max_transaction_records=most)
 
-    async def _complete(self, entry: Entry) -> None:
-        """Do in Postgres what an entry says; it may be done already."""
-        if entry.runs:
-            flushed = await self._table.purge_published(self.view, entry.ids(), entry.snapshot, batch=entry.batch)
-            self._flushed = max(self._flushed, flushed)
+    async def _complete(self, entry: Entry, *, watermark: Snapshot | None = None) -> None:
+        """Do in Postgres what an entry says; it may be done already. The watermark is announced with it."""
         if entry.parked:
             await self._table.park(self.view, entry.parked, entry.snapshot)
         if entry.unparked:
             await self._table.unpark(self.view, expanded(entry.unparked))
+        if entry.runs:
+            position = await self._table.purge_published(
+                self.view, entry.ids(), entry.snapshot, watermark=watermark, batch=entry.batch
+            )
+            self._flushed = max(self._flushed, position)
 
     async def _read(self) -> None:
         idle = 1
@@ -175,6 +185,9 @@ class ExactlyOnceTerm(Term):
                 rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = rows[-1][0] if rows else None
         within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=complete)
+        self._tracking.send(len(rows))
+        if self._windows.next.within is None:
+            self._tracking.end_window(within)
         if rows:
             self._held_records += len(rows)
             self._held_bytes += rows[-1][BYTES]
@@ -185,10 +198,8 @@ class ExactlyOnceTerm(Term):
     async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
         """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
         unknown = self._closure.unknown(rows)
-        if complete:
-            self._closure.learn(lengths_in(rows, unknown))
-        elif unknown:
-            self._closure.learn(await self._table.lengths(unknown))
+        lengths = {} if complete or not unknown else await self._table.lengths(unknown)
+        self._closure.learn({**lengths_in(rows, unknown), **lengths})  # others may have deleted records meanwhile
 
     async def _publish(self) -> None:
         while not self._stopping.is_set():
@@ -285,6 +296,7 @@ class ExactlyOnceTerm(Term):
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)
         self._unpurged.append((entry, batch))
         self._unpurged_records += batch.records
+        self._tracking.flush(batch.read)
         self._committed.set()
 
     async def _settle(self) -> None:
@@ -294,9 +306,15 @@ class ExactlyOnceTerm(Term):
                 await self._committed.wait()
                 continue
             entry, batch = self._unpurged[0]
-            await self._complete(entry)
             assert batch.witness is not None
+            watermark = self._tracking.watermark
+            announced = watermark if entry.runs and watermark != self._announced else None
+            await self._complete(entry, watermark=announced)
+            if batch.witness.offset <= self._ledger.settled.offset:  # not before, for the batch is committed
+                raise HistoryError("the ledger's topic was deleted and made anew")
+            self._announced = announced or self._announced
             self._ledger.settled = batch.witness
+            self._tracking.purge(batch.read, batch.topics)
             self._unpurged.popleft()
             self._unpurged_records -= batch.records
             self._count(batch.topics)
@@ -324,10 +342,15 @@ class ExactlyOnceTerm(Term):
     def _to_witness(self) -> Witness | None:
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None
 
-    def _told(self, pulse: Pulse, witness: Witness | None) -> None:
+    def _to_account(self) -> Flushed | None:
+        flushed = self._tracking.account()
+        return flushed if flushed != self._accounted else None
+
+    def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its
         # way.
         self._ledger.witnessed = witness or self._ledger.witnessed
+        self._accounted = flushed or self._accounted
         self._ledger.beats = pulse.beats
         require_pulse(self._fence, pulse, highest_id=self._ledger.witnessed.highest_id)
 

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
 from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import CLIENT_ERRORS, REFUSALS, explained, not_allowed, raised, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.parking import Refusal
@@ -87,6 +87,7 @@ class KafkaLog:
         elif book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
             settings = {**settings, "batch.size": min(book.smallest_max_bytes, int(settings["batch.size"]))}
         self._complaint: str | None = None
+        self._failure: PublishError | None = None
         self._settings = settings
         self._reports: deque[Delivery] = deque()
         self._arrived = asyncio.Event()
@@ -132,6 +133,8 @@ class KafkaLog:
         await self._arrived.wait()
         self._arrived.clear()
         self._wake_is_due = False
+        if self._failure is not None:
+            raise self._failure
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     async def close(self) -> None:
@@ -147,7 +150,7 @@ class KafkaLog:
     def _undelivered(self, record: MarkedRecord, error: object, *, certain: bool) -> PublishError:
         """`certain`: the record is the reason itself, if it is refused at all."""
         reason = self._why(record, error)
-        if not isinstance(error, BrokerError) or error.code() in REFUSED:
+        if (isinstance(error, BrokerError) and error.code() in REFUSED) or isinstance(error, ValueError | TypeError):
             self._book.doubt(record.topic)
             return RecordsRefusedError(reason, records=[record.id] if certain else [], explained=not certain)
         name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"
@@ -167,6 +170,9 @@ class KafkaLog:
 
     def _report(self, delivery: Delivery) -> None:
         self._reports.append(delivery)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._wake_is_due:
             self._wake_is_due = True
             if not self._loop.is_closed():
@@ -174,8 +180,13 @@ class KafkaLog:
 
     def _poll(self) -> None:
         while not self._closing.is_set():
-            self._producer.poll(0.1)
-        self._producer.poll(0)
+            try:
+                self._producer.poll(0.1)
+            except CLIENT_ERRORS as error:
+                self._failure = PublishError(f"Kafka's client has failed: {raised(error).str()}")
+                self._wake()
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._producer.poll(0)
         del self._producer  # here, because the client's end waits for its own threads
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import UUID
 
 from airflow_outbox.errors import OutboxError
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.protocol.election import Change, Standing
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord, Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
@@ -45,9 +45,17 @@ class Table(Protocol):
     async def fence(self, view: UUID) -> Fence:
         """The fence row, and what the database says of itself now. Raises FencedError."""
 
-    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
-        """Record in the fence row in which mode the term harvests, which ledger it goes by, and what its producer is
-        known by (None: as before). Raises FencedError.
+    async def begin(
+        self,
+        view: UUID,
+        *,
+        delivery: str,
+        witness: Witness,
+        transactional_id: str | None = None,
+        flushed: Flushed | None = None,
+    ) -> None:
+        """Record in the fence row in which mode the term harvests, which ledger it goes by, and, unless they are as
+        before, what its producer is known by and how far everything is out. Raises FencedError.
         """
 
     async def mark(
@@ -71,12 +79,19 @@ class Table(Protocol):
         """Wait until Postgres' log is on disk up to a position; how far it is."""
 
     async def purge_published(
-        self, view: UUID, ids: Sequence[int], snapshot: Snapshot, *, batch: int | None = None
+        self,
+        view: UUID,
+        ids: Sequence[int],
+        snapshot: Snapshot,
+        *,
+        watermark: Snapshot | None = None,
+        batch: int | None = None,
     ) -> int:
         """Delete, or archive, records by exact ids, as far as the snapshot sees their transactions. Raises FencedError.
+
         `batch` is their number in the ledger.
 
-        Returns how far Postgres' log is on disk.
+        Announces the watermark with it, unless there is no news of it. Returns how far Postgres' log is on disk.
         """
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
@@ -119,9 +134,17 @@ class Table(Protocol):
         """Discard what operators have asked to discard; the lanes, once for each record. Raises FencedError."""
 
     async def heartbeat(
-        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+        self,
+        view: UUID,
+        *,
+        published: int,
+        in_flight: int,
+        rate: float,
+        witness: Witness | None = None,
+        flushed: Flushed | None = None,
     ) -> Pulse:
-        """Say in the fence row that the view is alive, has published so many more records, and what it has witnessed.
+        """Say in the fence row that the view is alive, has published so many more records, what it has witnessed, and
+        how far everything is out, which is announced too.
 
         Durable once it returns. Raises FencedError.
         """
@@ -168,7 +191,10 @@ class Log(Protocol):
         """
 
     async def deliveries(self) -> Sequence[Delivery]:
-        """Wait for reports, and return all that have come in since the last call."""
+        """Wait for reports, and return all that have come in since the last call.
+
+        Raises KafkaError when no more will come: what was sent and not reported may have been published or not.
+        """
 
     async def close(self) -> None:
         """Give up what is unreported, which may then be published or not, and end."""
@@ -203,7 +229,8 @@ class TransactionalLog(Protocol):
     async def ledger(self, start: int) -> Ledger:
         """What the ledger says from an offset on, as far as it goes now; committed entries only.
 
-        Waits for transactions that are still open there. Raises HistoryError when there is no ledger.
+        Waits for transactions that are still open there. Raises HistoryError when the ledger does not reach so far,
+        KafkaError also when there is none.
         """
 
     async def begin(self) -> None:

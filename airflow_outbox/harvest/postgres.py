@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
 from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
@@ -72,10 +72,23 @@ class PostgresTable:
         async with self._within(self._statement_timeout):
             return await self._purging.call(OutboxTable.fence, view)
 
-    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
+    async def begin(
+        self,
+        view: UUID,
+        *,
+        delivery: str,
+        witness: Witness,
+        transactional_id: str | None = None,
+        flushed: Flushed | None = None,
+    ) -> None:
         async with self._within(self._statement_timeout):
             await self._purging.call(
-                OutboxTable.begin, view, delivery=delivery, witness=witness, transactional_id=transactional_id
+                OutboxTable.begin,
+                view,
+                delivery=delivery,
+                witness=witness,
+                transactional_id=transactional_id,
+                flushed=flushed,
             )
 
     async def mark(
@@ -105,10 +118,18 @@ class PostgresTable:
             return await self._purging.call(OutboxTable.flush, position)
 
     async def purge_published(
-        self, view: UUID, ids: Sequence[int], snapshot: Snapshot, *, batch: int | None = None
+        self,
+        view: UUID,
+        ids: Sequence[int],
+        snapshot: Snapshot,
+        *,
+        watermark: Snapshot | None = None,
+        batch: int | None = None,
     ) -> int:
         async with self._within(self._statement_timeout):
-            return await self._purging.call(OutboxTable.purge_published, view, ids, snapshot, batch=batch)
+            return await self._purging.call(
+                OutboxTable.purge_published, view, ids, snapshot, watermark=watermark, batch=batch
+            )
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         async with self._within(self._statement_timeout):
@@ -165,7 +186,14 @@ class PostgresTable:
             return await self._purging.call(call)
 
     async def heartbeat(
-        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+        self,
+        view: UUID,
+        *,
+        published: int,
+        in_flight: int,
+        rate: float,
+        witness: Witness | None = None,
+        flushed: Flushed | None = None,
     ) -> Pulse:
         # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
         async with self._within(self._statement_timeout):
@@ -176,6 +204,7 @@ class PostgresTable:
                 in_flight=in_flight,
                 rate=rate,
                 witness=witness,
+                flushed=flushed,
             )
 
     async def halt(self, view: UUID, reason: str) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.fence import Pulse, Request, Witness
+from airflow_outbox.fence import Flushed, Pulse, Request, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table
 
@@ -102,23 +102,28 @@ class Term(ABC):
 
     async def _tell(self) -> Pulse:
         purged, self._purged = self._purged, 0
-        witness = self._to_witness()
+        witness, flushed = self._to_witness(), self._to_account()
         pulse = await self._table.heartbeat(
             self.view,
             published=purged,
             in_flight=self.in_flight,
             rate=purged / _ACCOUNTING_INTERVAL,
             witness=witness,
+            flushed=flushed,
         )
-        self._told(pulse, witness)
+        self._told(pulse, witness, flushed)
         return pulse
 
     def _to_witness(self) -> Witness | None:
         """What Postgres is to record of the ledger, if anything is new."""
         return None
 
-    def _told(self, pulse: Pulse, witness: Witness | None) -> None:  # noqa: B027
-        """Postgres has durably recorded `witness`. Not every protocol has one."""
+    def _to_account(self) -> Flushed | None:
+        """What Postgres is to record and announce of what is out, if anything is new."""
+        return None
+
+    def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:  # noqa: B027
+        """Postgres has durably recorded `witness` and `flushed`. Not every protocol has them."""
 
     async def _watch(self) -> None:
         while not self._finished.is_set():

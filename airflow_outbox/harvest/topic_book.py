@@ -4,12 +4,13 @@ A topic is looked up when its first record comes: whether it is there, may be wr
 has. What is known holds until Kafka refuses something of the topic (`doubt`); then it is looked up again, and with it
 the size of the largest record that it takes, if that may be asked.
 
-One book lasts as long as the process, and is used by one thread at a time.
+One book lasts as long as the process, and may be used by several threads.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,14 @@ class TopicBook:
         self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
         self._doubted: set[str] = set()
         self.smallest_max_bytes: int | None = None
+        self._lock = threading.Lock()
 
     def doubt(self, topic: str) -> None:
         """Kafka has refused something of this topic: what is known of it holds no more."""
-        self._topics.pop(topic, None)
-        self._plain.discard(topic)
-        self._doubted.add(topic)
+        with self._lock:
+            self._topics.pop(topic, None)
+            self._plain.discard(topic)
+            self._doubted.add(topic)
 
     def examine(self, rows: Sequence[OutboxRow | MarkedRecord], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
         """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
@@ -73,11 +76,15 @@ class TopicBook:
         `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks topics up
         that were refused before.
         """
+        with self._lock:
+            if again:
+                for name in {row[1] for row in rows}:
+                    if name in self._topics and self._topics[name].may_have_changed:
+                        del self._topics[name]
+            return self._examine(rows, provoke)
+
+    def _examine(self, rows: Sequence[OutboxRow | MarkedRecord], provoke: Provoke) -> dict[int, Refusal]:
         refusals: dict[int, Refusal] = {}
-        if again:
-            for name in {row[1] for row in rows}:
-                if name in self._topics and self._topics[name].may_have_changed:
-                    del self._topics[name]
         plain = self._plain
         for row in rows:
             names, values = row[4], row[5]

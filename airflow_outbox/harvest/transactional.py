@@ -13,7 +13,14 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
-from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import (
+    CLIENT_ERRORS,
+    REFUSALS,
+    explained,
+    not_allowed,
+    raised,
+    refused_settings,
+)
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
 from airflow_outbox.harvest.ledger_reader import LedgerReader
@@ -68,8 +75,8 @@ def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
     while True:
         try:
             return producer.init_transactions(_CALL_TIME)
-        except KafkaException as error:
-            reason: BrokerError = error.args[0]
+        except CLIENT_ERRORS as error:
+            reason = raised(error)
             if not reason.retriable() or time.monotonic() > deadline:
                 raise KafkaError(complaints[-1] if complaints else _refusal(reason, transactional_id)) from error
 
@@ -110,7 +117,7 @@ class KafkaTransactionalLog:
             )
         except REFUSALS as error:
             raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
-        self._worker = Worker("outbox-publish", when_idle=lambda: self._producer.poll(0))
+        self._worker = Worker("outbox-publish", when_idle=self._serve)
 
     @classmethod
     async def open(cls, config: HarvestConfig, names: KafkaNames, *, shard: int, book: TopicBook) -> Self:
@@ -200,19 +207,31 @@ class KafkaTransactionalLog:
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
         self._transaction.begins(Call.PUBLISH)
         for key, value in records:
-            self._producer.produce(
-                self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
-            )
+            try:
+                self._producer.produce(
+                    self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
+                )
+            except (KafkaException, BufferError) as error:
+                reason = self._why(raised(error)) if isinstance(error, KafkaException) else str(error)
+                raise self._given_up(f"the ledger was not written: {reason}") from error
         self._flush()
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
         return self._offset
 
+    def _serve(self) -> None:
+        """Let the client call back. What it raises, the next call to it will say again."""
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._producer.poll(0)
+
     def _flush(self) -> None:
         """Wait until Kafka has all that was sent."""
         deadline = time.monotonic() + self._patience
-        while self._producer.flush(_CALL_TIME) and self._refused is None:
-            if time.monotonic() > deadline:
-                raise self._given_up(self._complaint or "Kafka has not taken records in time")
+        try:
+            while self._producer.flush(_CALL_TIME) and self._refused is None:
+                if time.monotonic() > deadline:
+                    raise self._given_up(self._complaint or "Kafka has not taken records in time")
+        except CLIENT_ERRORS as error:
+            raise self._given_up(self._why(raised(error))) from error
         if self._refused is not None:
             raise self._given_up(str(self._refused))
 
@@ -223,8 +242,8 @@ class KafkaTransactionalLog:
         while True:
             try:
                 function(_CALL_TIME)
-            except KafkaException as error:
-                reason: BrokerError = error.args[0]
+            except CLIENT_ERRORS as error:
+                reason = raised(error)
                 complaint = Complaint(
                     self._why(reason), reason.retriable(), reason.txn_requires_abort(), reason.fatal()
                 )

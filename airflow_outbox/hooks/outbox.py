@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -12,12 +14,14 @@ import psycopg
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.providers.common.compat.sdk import mask_secret
 from airflow.providers.postgres.hooks.postgres import PostgresHook
+from airflow.sdk import get_current_context
 from psycopg.conninfo import make_conninfo
 
-from airflow_outbox.errors import ConfigurationError, OutboxError, PostgresError
+from airflow_outbox.errors import ConfigurationError, JobError, OutboxError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.tokens import FetchedTokens, Token, fetch_token
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
+from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.stash import stash
@@ -83,6 +87,34 @@ class OutboxHook(PostgresHook):
                 yield connection
         finally:
             connection.close()
+
+    def register(self, session: Any, *, version: int = 0) -> None:
+        """Let a task write by `format("outbox")` to this outbox, in the Spark session that `@task.pyspark` gives it.
+
+        Batch writes commit under the task's own id: what is tried again, or cleared, commits nothing more. For a
+        deliberate repeat give another `version`. With a local master, Spark's Python is the one that runs the task,
+        unless PYSPARK_PYTHON names another. Raises ConfigurationError.
+        """
+        from airflow_outbox.spark.registration import register  # loads Spark, which other uses of the hook do without
+
+        outbox = {"url": self.data_source(), "dbtable": self.outbox}
+        commit = {"txnAppId": commit_id(get_current_context()["ti"]), "txnVersion": str(version)}
+        spark = session.sparkContext
+        if spark.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+            spark.pythonExec = sys.executable  # else it is the first python3 on PATH, which may have no psycopg
+        register(session, options=outbox | commit)
+
+    def committed(self, *, version: int = 0) -> Ticket:
+        """The ticket of what this task has written by `format("outbox")`, in whichever try.
+
+        Raises JobError when that is nothing, PostgresError, OutboxMissingError.
+        """
+        app_id = commit_id(get_current_context()["ti"])
+        with self.transaction() as connection:
+            ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
+        if ticket is None:
+            raise JobError(f'nothing is committed under {app_id}, version {version}. Write by format("outbox") first')
+        return ticket
 
     def data_source(self) -> str:
         """The Postgres connection as a libpq connection string; it holds the password. Raises ConfigurationError."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from airflow.providers.common.compat.sdk import AirflowOptionalProviderFeatureException, BaseHook
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 
@@ -21,13 +23,14 @@ except ImportError as error:
     ) from error
 
 from airflow_outbox.errors import ConfigurationError, JobError
+from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.names import OutboxName
-from airflow_outbox.operators.stash import commit_id
+from airflow_outbox.records import Ticket
 from airflow_outbox.spark import settings
-from airflow_outbox.spark.commit import find_commit
 from airflow_outbox.spark.data_source import offered
-from airflow_outbox.spark.options import CommitId
+from airflow_outbox.spark.package import packed
+from airflow_outbox.stash import stash
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -35,22 +38,27 @@ if TYPE_CHECKING:
 
 
 class OutboxSparkSubmitOperator(SparkSubmitOperator):
-    """Submit a job that writes with `OutboxJob.from_session(spark)`; the result (XCom) is its ticket as text.
+    """Submit a job that writes by `format("outbox")` after `register(spark)`; the result (XCom) is a ticket as text.
 
     The job is told the outbox, its data source (the Postgres connection) and an id to commit under, which is this
     task's own: a job that is tried again, or a task that is cleared, commits nothing more and returns the earlier
-    ticket. For a deliberate repeat give another `version`, a whole number.
+    ticket. For a deliberate repeat give another `version`, a whole number. A job that writes streams has
+    `is_stream=True`: its batches commit under the ids of their checkpoints, and the ticket is of a moment after all of
+    them.
 
     The job learns all of it from Spark properties. The data source, which holds the password, is in a pipe that only
     the task's user can read, once, and that ends with the task; so the driver must run where the task does. For deploy
     mode `cluster` name a file of your own, one that the driver finds, as the property
     `spark.airflowOutbox.dataSourceFile`. Executors are given the data source with the code of their tasks: where they
-    are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`). They need psycopg, pyarrow
-    and this package; Airflow they don't need.
+    are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`).
 
-    All else is as in SparkSubmitOperator, but for three things: a connection that is missing is an error, not YARN; a
-    `spark-submit` that is not on PATH is looked for in the pyspark that is installed here; and a local master runs the
-    job under the Python that runs Airflow, unless `conf` names another.
+    Unless the master is local, this package is sent along (`--py-files`), so that driver and executors have the same
+    one; `ship_package=False` leaves it to you. They need psycopg and pyarrow beside it; Airflow they don't need.
+
+    All else is as in SparkSubmitOperator, but for four things: a connection that is missing is an error, not YARN; a
+    `spark-submit` that is not on PATH is looked for in the pyspark that is installed here; a local master runs the
+    job under the Python that runs Airflow, unless `conf` names another; and a task that is killed ends all processes of
+    its driver, not only the first.
     """
 
     template_fields: Sequence[str] = (
@@ -66,13 +74,18 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         postgres_conn_id: str = PostgresHook.default_conn_name,
         outbox: str = "outbox",
         version: int | str = 0,
+        is_stream: bool = False,
+        ship_package: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.postgres_conn_id = postgres_conn_id
         self.outbox = outbox
         self.version = version
+        self.is_stream = is_stream
+        self.ship_package = ship_package
         self._driver_runs_here = True
+        self._package_folder: Path | None = None
 
     def execute(self, context: Context) -> str:  # type: ignore[override]  # the base class returns nothing
         """Submit the job, wait for its end and return its ticket.
@@ -81,28 +94,47 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         """
         BaseHook.get_connection(self._conn_id)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
-        commit = CommitId(commit_id(context["ti"]), int(self.version))
+        app_id, version = commit_id(context["ti"]), int(self.version)
         given = dict(self.conf or {})
         own_file = given.get(settings.DATA_SOURCE_FILE)
-        with nullcontext(own_file) if own_file else offered(hook.data_source()) as data_source_file:
+        with (
+            nullcontext(own_file) if own_file else offered(hook.data_source()) as data_source_file,
+            tempfile.TemporaryDirectory(prefix="airflow-outbox-package-") as folder,
+        ):
             self._driver_runs_here = own_file is None
+            self._package_folder = Path(folder)
             self.conf = {
                 **given,
                 settings.OUTBOX_TABLE: self.outbox,
-                settings.APP_ID: commit.app_id,
-                settings.VERSION: str(commit.version),
+                settings.APP_ID: app_id,
+                settings.VERSION: str(version),
                 settings.DATA_SOURCE_FILE: data_source_file,
             }
             super().execute(context)
+        ticket = self._ticket(hook, app_id, version)
+        self.log.info("the job has committed into %s. Ticket %s", self.outbox, ticket)
+        return str(ticket)
+
+    def _ticket(self, hook: OutboxHook, app_id: str, version: int) -> Ticket:
         with hook.transaction() as connection:
-            found = find_commit(connection, OutboxName.parse(self.outbox), commit)
-        if found is None:
+            if self.is_stream:
+                return stash(connection, [], outbox=self.outbox)
+            ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
+        if ticket is None:
             raise JobError(
-                f"the job ended well but committed nothing under {commit.app_id}, version {commit.version}. "
-                "Let it write with OutboxJob.from_session(spark)"
+                f"the job ended well but committed nothing under {app_id}, version {version}. Let it call "
+                'register(spark) and write by format("outbox"); for one that writes streams, say is_stream=True'
             )
-        self.log.info("%d records stashed into %s. Ticket %s", found.records, self.outbox, found.ticket)
-        return str(found.ticket)
+        return ticket
+
+    def on_kill(self) -> None:
+        """End the job: the whole driver, which is several processes, and on a cluster what the base class ends."""
+        submit = getattr(self._hook, "_submit_sp", None)
+        processes = _descendants(submit.pid) if submit is not None else []
+        super().on_kill()
+        for process in processes:
+            if process.is_running():
+                process.kill()
 
     def _get_hook(self) -> SparkSubmitHook:
         hook: SparkSubmitHook = super()._get_hook()
@@ -114,7 +146,10 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
                 f"{settings.DATA_SOURCE_FILE}"
             )
         submission["spark_binary"] = _spark_submit(submission["spark_binary"])
-        if submission["master"].startswith("local"):
+        is_local = submission["master"].startswith("local")
+        if self.ship_package and not is_local and self._package_folder is not None:
+            hook._py_files = ",".join(filter(None, [hook._py_files, str(packed(self._package_folder))]))
+        if is_local:
             properties.setdefault("spark.pyspark.python", sys.executable)
         return hook
 
@@ -127,3 +162,10 @@ def _spark_submit(command: str) -> str:
         if installed.is_file():
             return str(installed)
     return command
+
+
+def _descendants(process: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(process).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []

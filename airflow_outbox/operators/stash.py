@@ -11,9 +11,10 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.pq import TransactionStatus
 
 from airflow_outbox.errors import InvalidRecordError, PostgresError
+from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import OutboxRecord, Ticket
+from airflow_outbox.records import OutboxRecord
 from airflow_outbox.sql import statements
 from airflow_outbox.stash import stash
 from airflow_outbox.table import render, translated
@@ -69,9 +70,9 @@ class OutboxStashOperator(BaseOperator):
         records = read_records(self.records)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         name = OutboxName.parse(self.outbox)
-        entry = {"app_id": commit_id(context["ti"]), "version": int(self.version)}
+        app_id, version = commit_id(context["ti"]), int(self.version)
         with hook.transaction() as connection, translated(name):
-            ticket = _earlier_ticket(connection, name, entry)
+            ticket = earlier_ticket(connection, name, app_id=app_id, version=version)
             if ticket is not None:
                 self.log.info("version %s of this task was committed before; nothing is written again", self.version)
                 return str(ticket)
@@ -79,17 +80,13 @@ class OutboxStashOperator(BaseOperator):
                 _run_sql(connection, self.sql, self.parameters)
             ticket = stash(connection, records, outbox=self.outbox)
             # Last: if the statement has ended the transaction in spite of all, no entry hides that records are missing.
-            if connection.execute(_query("commit_once", name), {**entry, "records": len(records)}).fetchone() is None:
+            entry = {"app_id": app_id, "version": version, "records": len(records)}
+            if connection.execute(_query("commit_once", name), entry).fetchone() is None:
                 raise PostgresError(
                     "another try of this task has committed meanwhile; this one wrote nothing. Clear it"
                 )
         self.log.info("%d records stashed into %s; ticket %s", len(records), name, ticket)
         return str(ticket)
-
-
-def commit_id(task: Any) -> str:
-    """The id under which a task instance commits: the same at every try of it, and no other task's."""
-    return "/".join(["airflow", task.dag_id, task.run_id, task.task_id, str(task.map_index)])
 
 
 def read_records(given: object) -> list[OutboxRecord]:
@@ -125,15 +122,6 @@ def _run_sql(connection: psycopg.Connection[Any], statement: str, parameters: An
         raise PostgresError(f"sql: {reason}; nothing was written. Correct the statement") from error
     if connection.info.transaction_status != TransactionStatus.INTRANS:
         raise PostgresError("sql has ended the transaction, and no record was stashed. Leave COMMIT and ROLLBACK out")
-
-
-def _earlier_ticket(connection: psycopg.Connection[Any], name: OutboxName, entry: Mapping[str, Any]) -> Ticket | None:
-    """The ticket of the commit that this task instance has made before, if any."""
-    row = connection.execute(_query("earlier_commit", name), entry).fetchone()
-    if row is None:
-        return None
-    transaction_id, _, outbox_id, incarnation = row
-    return Ticket(outbox_id, incarnation, int(transaction_id))
 
 
 def _query(statement: str, name: OutboxName) -> Any:

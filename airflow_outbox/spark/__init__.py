@@ -14,9 +14,23 @@ Drivers and executors need psycopg, pyarrow and this package; none needs Airflow
 
 from __future__ import annotations
 
-from airflow_outbox.spark.commit import JobCommit
-from airflow_outbox.spark.job import OutboxJob
-from airflow_outbox.spark.registration import register
-from airflow_outbox.spark.source import OutboxDataSource
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["JobCommit", "OutboxDataSource", "OutboxJob", "register"]
+if TYPE_CHECKING:
+    from airflow_outbox.spark.registration import register
+    from airflow_outbox.spark.source import OutboxDataSource
+
+__all__ = ["OutboxDataSource", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that a Dag which only submits a job is read without loading Spark.
+    if name == "register":
+        from airflow_outbox.spark.registration import register
+
+        return register
+    if name == "OutboxDataSource":
+        from airflow_outbox.spark.source import OutboxDataSource
+
+        return OutboxDataSource
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,19 +18,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def register(session: SparkSession) -> None:
+_given: dict[str, str] = {}
+
+
+def register(session: SparkSession, *, options: Mapping[str, str] | None = None) -> None:
     """Let `format("outbox")` be written to in this session, from the calling thread, too.
 
     To be called once, and again in every thread that writes: Spark looks for data sources in the session that is active
     in the thread. In `foreachBatch` that is `register(frame.sparkSession)`.
 
+    `options` are defaults for all writes. They travel to drivers and executors with the code, never as options of
+    Spark's, which its UI would show: give a url with a password here. They hold for later calls without any, too.
+
     What `OutboxSparkSubmitOperator` has passed to the job becomes the default of the options `url`, `dbtable`,
-    `txnAppId` and `txnVersion`; the url travels to drivers and executors with the code, never as an option.
+    `txnAppId` and `txnVersion` in the same way.
 
     Raises ConfigurationError when the data source was passed to the job and can't be read.
     """
     source = OutboxDataSource
-    if file := session.conf.get(settings.DATA_SOURCE_FILE, None):
+    if options is not None:
+        _given.clear()
+        _given.update(options)
+    if _given:
+        source = _with_defaults(dict(_given))
+    elif file := session.conf.get(settings.DATA_SOURCE_FILE, None):
         defaults = {"url": _data_source(file)}
         for option, setting in (
             ("dbtable", settings.OUTBOX_TABLE),

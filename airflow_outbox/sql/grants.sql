@@ -1,11 +1,12 @@
 -- What each role may do. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the outbox's id.
 
 -- stash --
--- To stash records: insert the allowed columns, draw ids, and read what a ticket is made of. Nothing else.
+-- To stash records: insert the allowed columns, draw ids, read what a ticket is made of, and ask whether one is published. Nothing else.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
+GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark) ON {published} TO {role};
 
 -- stash_partition --
 -- And to choose a record's partition, where the outbox has the column.
@@ -18,11 +19,12 @@ GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT, UPDATE ON {leader} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {parked} TO {role};
+GRANT SELECT ON {published} TO {role};
 
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked} TO {role};
+GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked}, {published} TO {role};
 
 -- harvest_archive --
 -- And to move what is published into the archive, and to delete there what came into no day's partition.

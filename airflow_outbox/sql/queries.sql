@@ -73,7 +73,7 @@ SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, inc
        CASE WHEN sequence IS NULL THEN 9223372036854775807
             WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END,
        beats, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-       {newest_transaction_id}, halted
+       {newest_transaction_id}, halted, watermark::text, topics
 FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 
@@ -81,7 +81,8 @@ WHERE shard = %(shard)s AND view = %(view)s
 -- Records how the term harvests, which ledger it goes by, and what its producer is known by (null: as before).
 UPDATE {leader}
 SET delivery = %(delivery)s, transactional_id = coalesce(%(transactional_id)s, transactional_id), ledger_topic_id = %(topic_id)s,
-    witnessed_batch = %(batch)s, ledger_offset = %(offset)s, highest_id = %(highest_id)s, beats = beats + 1
+    witnessed_batch = %(batch)s, ledger_offset = %(offset)s, highest_id = %(highest_id)s, beats = beats + 1,
+    watermark = coalesce(%(watermark)s::pg_snapshot, watermark), topics = coalesce(%(topics)s::jsonb, topics)
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING true
 
@@ -195,15 +196,21 @@ GROUP BY transaction_id
 
 -- purge_published --
 -- Deletes published records, by exact ids and as far as the snapshot they were read within sees their transactions, if the fence is this
--- view's; archives them, where that is wanted; says whether it is, and how far Postgres' log is on disk.
+-- view's; archives them, where that is wanted; says whether it is, and how far Postgres' log is on disk. Announces the watermark with it
+-- (null: no news), on a channel named after the outbox: the shard, the incarnation, and the snapshot, unless it is too long for a
+-- notification; who hears looks then.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT shard, outbox_id, incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox}
     WHERE id = ANY(%(ids)s) AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
     {returned}
 ) {archived}
-SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint
+SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint, (
+    SELECT pg_notify('outbox ' || outbox_id, concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7900 THEN %(watermark)s::text END))
+    FROM fence
+    WHERE %(watermark)s::text IS NOT NULL
+)
 
 -- flushed --
 -- How far Postgres' log is on disk.
@@ -221,7 +228,8 @@ SET incarnation = incarnation + 1, halted = NULL, ledger_topic_id = %(topic_id)s
     highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
     system_identifier = (pg_control_system()).system_identifier,
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
-    table_oid = to_regclass(%(outbox)s)::oid
+    table_oid = to_regclass(%(outbox)s)::oid,
+    watermark = NULL, topics = jsonb_build_object()
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING incarnation, highest_id
 
@@ -268,19 +276,23 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- heartbeat --
--- Keeps the fence row's account: alive, how many records have been published, and what is witnessed of the ledger (null: as before).
+-- Keeps the fence row's account: alive, how many records have been published, what is witnessed of the ledger, and how far everything
+-- is out (null: as before), which it announces like `purge_published`.
 -- Returns what operators ask of the leader, and what tells that the table was exchanged or its ids set back; no row when the fence is
 -- another view's.
 UPDATE {leader}
 SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s,
     beats = beats + 1,
     witnessed_batch = coalesce(%(batch)s, witnessed_batch), ledger_offset = coalesce(%(offset)s, ledger_offset),
-    highest_id = coalesce(%(highest_id)s, highest_id)
+    highest_id = coalesce(%(highest_id)s, highest_id),
+    watermark = coalesce(%(watermark)s::pg_snapshot, watermark), topics = coalesce(%(topics)s::jsonb, topics)
 FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass(%(outbox)s)::oid::bigint,
     CASE WHEN sequence IS NULL THEN 9223372036854775807
-         WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END, beats
+         WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END, beats,
+    CASE WHEN %(watermark)s::text IS NOT NULL THEN
+         pg_notify('outbox ' || outbox_id, concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7900 THEN %(watermark)s::text END)) END
 
 -- note_error --
 -- Leaves the reason why this view could not go on where `check` and an operator find it.
@@ -358,6 +370,33 @@ ORDER BY shard
 -- backlog --
 -- How many records wait, and since when the oldest has been waiting, in seconds.
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
+
+-- dead_rows --
+-- About how many purged rows still take up room in the outbox, for no vacuum has removed them.
+SELECT pg_stat_get_dead_tuples(to_regclass(%(outbox)s))
+
+-- oldest_holder --
+-- Who keeps Postgres from removing dead rows for longest, and for how many seconds: a session with an open transaction or statement, a
+-- prepared transaction, or a replication slot (of which nobody knows since when). Sessions of other roles show only to members of
+-- pg_read_all_stats.
+SELECT kind, name, pid, seconds::float8
+FROM (
+    SELECT 'session' AS kind, concat_ws(', ', usename, nullif(application_name, ''), state) AS name, pid,
+           extract(epoch FROM clock_timestamp() - xact_start) AS seconds,
+           greatest(age(backend_xid), age(backend_xmin)) AS transactions
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT 'prepared transaction', gid, NULL, extract(epoch FROM clock_timestamp() - prepared), age(transaction)
+    FROM pg_prepared_xacts
+    WHERE database = current_database()
+    UNION ALL
+    SELECT 'replication slot', slot_name, active_pid, NULL, age(xmin)
+    FROM pg_replication_slots
+) AS holder
+WHERE transactions IS NOT NULL
+ORDER BY transactions DESC, seconds DESC
+LIMIT 1
 
 -- table_size --
 -- The size of the outbox with its indexes, in words, and about how many rows it has.

@@ -1,5 +1,5 @@
 -- The tables of an outbox, whole, at schema version 3.
--- {outbox}, {leader}, {commits}: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
+-- {outbox}, {leader}, {commits}, …: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
 CREATE TABLE {outbox} (
@@ -46,8 +46,15 @@ CREATE TABLE {leader} (
     ledger_offset     BIGINT NOT NULL DEFAULT 0,
     highest_id        BIGINT NOT NULL DEFAULT 0,
     beats             BIGINT NOT NULL DEFAULT 0,
-    halted            TEXT
+    halted            TEXT,
+    watermark         PG_SNAPSHOT,
+    topics            JSONB NOT NULL DEFAULT jsonb_build_object()
 );
+
+-- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
+-- its records that are committed are published. `topics` are the records published in this incarnation, up to and with `batch`.
+CREATE VIEW {published} AS
+SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};
 
 -- What operators have accepted of another history, one row an incarnation.
 CREATE TABLE {adopted} (

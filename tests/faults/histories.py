@@ -23,7 +23,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
 
-PATIENCE = 3.0  # seconds in which nothing must happen
+PATIENCE = 2.0  # seconds in which nothing must happen
 
 
 @dataclass(slots=True)
@@ -49,14 +49,11 @@ class Stage:
 
     def refuses(self, process: Process, reason: str) -> None:
         """A harvester says why it does not go on, and for a while nothing is published or purged."""
-        wait_until(
-            lambda: any(reason in event["error"] for event in process.events if event["event"] == "error"),
-            within=20,
-            doing=f"waiting for {reason!r}: {process.events}",
-        )
+        with told(process):
+            wait_until(lambda: any(reason in error for error in errors_of(process)), within=20, doing=reason)
         published, left = len(self.outbox.published()), self.outbox.left()
         since = len(process.events)
-        wait_until(lambda: len(process.events) > since + PATIENCE, within=2 * PATIENCE + 10, doing="it is silent")
+        wait_until(lambda: len(process.events) > since + PATIENCE, within=PATIENCE + 10, doing="it is silent")
         assert len(self.outbox.published()) == published
         assert self.outbox.left() == left
 
@@ -74,7 +71,8 @@ class Stage:
         return done.stdout
 
     def is_drained(self, *, within: float = 20) -> None:
-        wait_until(lambda: self.outbox.left() == 0, within=within, doing=f"{[p.events[-5:] for p in self.started]}")
+        with told(*self.started):
+            wait_until(lambda: self.outbox.left() == 0, within=within)
 
     def execute(self, *statements: str) -> None:
         with psycopg.connect(self.outbox.database) as connection:
@@ -138,6 +136,19 @@ class Stage:
     def close(self) -> None:
         for process in self.started:
             process.end()
+
+
+@contextmanager
+def told(*processes: Process) -> Iterator[None]:
+    """Add what harvesters have said to a failure."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {[process.events[-8:] for process in processes]}") from None
+
+
+def errors_of(process: Process) -> list[str]:
+    return [event["error"] for event in process.events if event["event"] == "error"]
 
 
 def copy_as_it_is(source: Path, target: Path) -> None:

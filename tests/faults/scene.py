@@ -171,8 +171,8 @@ class Scene:
         assert self._load is not None, "there is no load yet"
         return self._load
 
-    def midway(self) -> None:
-        """Begin the load, and wait until the harvest is in the middle of it."""
+    def midway(self, records: int | None = None) -> None:
+        """Begin the load, and wait until the harvest is in the middle of it: until so many more records have come."""
         if self._load is None:
             self._load = Load(
                 self.outbox.database,
@@ -181,8 +181,8 @@ class Scene:
                 witness=self.witness,
                 pot=self.pot,
             )
-        seen = len(self.witness)
-        self.wait_until(lambda: len(self.witness) > seen + self.records // 8 and self.marked() > 0, within=30)
+        awaited = len(self.witness) + (records or self.records // 8)
+        self.wait_until(lambda: len(self.witness) > awaited and self.marked() > 0, within=30)
 
     @property
     def is_exactly_once(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
@@ -36,8 +37,25 @@ def is_told(expected: list[str], output: list[str]) -> bool:
     return all(line in rest for line in expected)
 
 
-@pytest.mark.parametrize("page", ["first-steps.md", "how-to/without-airflow.md", "how-to/operate.md"])
+def make_archive(database: str) -> None:
+    """An outbox, the archive as the page on audits has it, and a record that waits."""
+    [statements] = [
+        text
+        for language, _, text in _BLOCK.findall((DOCS / "how-to" / "audit.md").read_text("utf-8"))
+        if language == "sql"
+    ]
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, OutboxName.parse("outbox"))
+        connection.execute(statements)
+        stash(connection, OutboxRecord("orders", "17", "{}"))
+
+
+@pytest.mark.parametrize(
+    "page", ["first-steps.md", "how-to/without-airflow.md", "how-to/operate.md", "how-to/audit.md"]
+)
 def test_a_page_can_be_followed_to_the_letter(page: str, database: str, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    if page == "how-to/audit.md":
+        make_archive(database)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     output, ran, compared = "", 0, 0
     for language, title, text in _BLOCK.findall((DOCS / page).read_text("utf-8")):

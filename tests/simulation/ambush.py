@@ -58,8 +58,8 @@ SUCCESSION = _moments("take_over", "fence", "ledger", "begin", "read", "publish"
 class Ambush:
     """Waits for a moment and strikes, once.
 
-    What is under way is held up for `delay` seconds. A member that is stopped or cut off goes on when another member has
-    come to `until`, or after `longest` seconds.
+    What is under way is held up for `delay` seconds. A member that is stopped or cut off goes on when another member
+    has come to `until`, or after `longest` seconds.
     """
 
     def __init__(

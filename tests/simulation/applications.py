@@ -1,7 +1,7 @@
 """Applications that write to the outbox: transactions of all kinds, several at once.
 
-They keep to what the order of a key asks for: whoever writes records of a key holds that key's lock from before the first
-id is drawn until the transaction has ended.
+They keep to what the order of a key asks for: whoever writes records of a key holds that key's lock from before the
+first id is drawn until the transaction has ended.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The judge of a simulated history: what a consumer that reads committed sees, against what Postgres has committed.
 
-It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the ledger.
-Records are told from each other by their values, for ids may be given out again after a crash.
+It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the
+ledger. Records are told from each other by their values, for ids may be given out again after a crash.
 
-A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone by
-a crash), *torn* (a source transaction that is not visible as a whole), and *purged unpublished*: deleted before it was
-visible. What is *stuck* or a *false alarm* the history itself finds. A false watermark would have its place here, too.
+A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone
+by a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
+visible, a *false watermark* (one that sees a transaction whose records are not all visible, or goes back), and *false
+counts* of what was published. What is *stuck* or a *false alarm* the history itself finds.
 """
 
 from __future__ import annotations
@@ -16,24 +17,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulation.kafka import LEDGER, Broker, KafkaTransaction
-from simulation.postgres import Change, Database
+from simulation.postgres import Change, Database, FenceRow
+
+from airflow_outbox.harvest.protocol.ledger import Ledger
 
 Lane = tuple[str, str]
 
 
 @dataclass(slots=True)
 class Committed:
-    """What a log of Postgres says: the values of each lane in order, of each transaction, and what was deleted when."""
+    """What a log of Postgres says: the values of each lane in order, and of each transaction; what was deleted, and
+    when; what an operator has thrown away.
+    """
 
     lanes: defaultdict[Lane, list[str]] = field(default_factory=lambda: defaultdict(list))
     transactions: list[list[str]] = field(default_factory=list)
     deleted: dict[str, int] = field(default_factory=dict)
+    truncated: set[str] = field(default_factory=set)
+    claims: list[tuple[str, int]] = field(default_factory=list)
+    """What a watermark has claimed to be published, and when it first did."""
+    setbacks: list[str] = field(default_factory=list)
+    """Watermarks that don't include the one before."""
+    fence: FenceRow = field(default_factory=FenceRow)
 
     @classmethod
     def read(cls, log: Iterable[Change]) -> Committed:
         found = cls()
         opened: dict[int, list[Any]] = {}
         values: dict[int, str] = {}
+        unclaimed: dict[int, list[str]] = {}
         for change, arguments in log:
             if change == "begin":
                 opened[arguments[0]] = []
@@ -43,14 +55,29 @@ class Committed:
                 records = sorted(opened.pop(arguments[0]), key=lambda record: int(record.id))
                 if arguments[1] and records:
                     found.transactions.append([record.value for record in records])
+                    unclaimed[arguments[0]] = found.transactions[-1]
                     for record in records:
                         found.lanes[record.topic, record.key].append(record.value)
                         values[record.id] = record.value
+            elif change == "announce":
+                for number in [number for number in unclaimed if arguments[0].sees(number)]:
+                    found.claims += [(value, arguments[1]) for value in unclaimed.pop(number)]
+            elif change == "set_fence":
+                found._follow(arguments[1])
             elif change == "exchange":
+                found.truncated.update(values.values())
                 values.clear()
+                unclaimed.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         return found
+
+    def _follow(self, fence: FenceRow) -> None:
+        before, now = self.fence.flushed.watermark, fence.flushed.watermark
+        is_adopted = fence.incarnation > self.fence.incarnation
+        if before is not None and not is_adopted and (now is None or not now.includes(before)):
+            self.setbacks.append(f"{before} to {now}")
+        self.fence = fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +122,14 @@ def complaints(
     if atomic:
         found += _torn(present, sightings)
     for history in (present, *past):
-        found += _purged_unpublished(history, sightings)
+        found += [*_purged_unpublished(history, sightings), *_false_watermarks(history, sightings)]
+    if exactly_once:
+        found += _false_counts(present, broker, sightings)
     return found
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
-    values = {sighting.value for sighting in sightings}
+    values = committed.truncated | {sighting.value for sighting in sightings}
     for lane, stashed in committed.lanes.items():
         yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
 
@@ -148,3 +177,20 @@ def _purged_unpublished(committed: Committed, sightings: list[Seen]) -> Iterator
     for value, deleted_at in committed.deleted.items():
         if visible.get(value, deleted_at + 1) > deleted_at:
             yield f"purged unpublished: {value}"
+
+
+def _false_watermarks(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+    visible = {sighting.value: sighting.visible_at for sighting in reversed(sightings)}
+    for value, claimed_at in committed.claims:
+        if visible.get(value, claimed_at + 1) > claimed_at:
+            yield f"false watermark: {value} was not visible yet"
+    yield from (f"false watermark: it goes back from {setback}" for setback in committed.setbacks)
+
+
+def _false_counts(committed: Committed, broker: Broker, sightings: list[Seen]) -> Iterator[str]:
+    records = ((record.offset, record.key, record.value) for record in broker.partition(LEDGER).committed())
+    head = Ledger.read(topic_id="", end=0, records=records).head
+    if head is not None and head.batch == committed.fence.witness.batch:  # all that is published is accounted for
+        counts = Counter(sighting.lane[0] for sighting in sightings)
+        if counts != Counter(committed.fence.flushed.topics):
+            yield f"false counts: {dict(committed.fence.flushed.topics)}, {dict(counts)} were published"

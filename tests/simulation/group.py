@@ -9,6 +9,7 @@ that when it is heard of again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from typing import Any
@@ -113,7 +114,9 @@ class SimulatedElection:
         self._context = copy_context()  # the process' own: what comes from the coordinator runs when that does
         self._candidate = Candidate(heartbeat_timeout)
         self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
-        self._released = True
+        self._released = asyncio.Event()
+        self._released.set()
+        self._timeout = heartbeat_timeout
         self._letting_go = False
         self._is_in = self._is_closed = False
         self._next_arrival = 0.0
@@ -131,7 +134,7 @@ class SimulatedElection:
             yield change
 
     def released(self, shard: int) -> None:
-        self._released = True
+        self._released.set()
         if self._letting_go:
             self._letting_go = False
             self._send(self._group.released)
@@ -150,7 +153,10 @@ class SimulatedElection:
             self._send(self._group.join)
 
     async def close(self) -> None:
-        self._is_closed, self._is_in = True, False
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._released.wait(), self._timeout)
+        self._is_in = False
         if self._polling is not None:
             self._polling.cancel()
         self._send(self._group.leave)
@@ -168,7 +174,7 @@ class SimulatedElection:
     def revoke(self) -> None:
         self._letting_go = True
         self._change(self._candidate.revoked())
-        if self._released:
+        if self._released.is_set():
             self.released(0)
 
     def assign(self) -> None:
@@ -213,7 +219,7 @@ class SimulatedElection:
     def _change(self, change: Change | None) -> None:
         if change is not None:
             if isinstance(change, Lead):
-                self._released = False
+                self._released.clear()
             self._changes.put_nowait((0, change))
 
 

@@ -65,11 +65,16 @@ class History:
         await self._disturb()
         await self._heal()
         await writing
-        drained = await self._drain()
-        await asyncio.gather(*(member.stop() for member in list(world.members)))
         flushing.cancel()
+        return await self.end()
+
+    async def end(self) -> list[str]:
+        """Wait until everything is published, let all members go, and judge."""
+        self.world.database.flush()
+        drained = await self.drain()
+        await asyncio.gather(*(member.stop() for member in list(self.world.members)))
         await asyncio.sleep(_AFTERMATH)
-        world.database.flush()
+        self.world.database.flush()
         return self.judge(drained=drained)
 
     async def _disturb(self) -> None:
@@ -225,7 +230,7 @@ class History:
             self._kill()
             self._start()
 
-    async def _drain(self) -> bool:
+    async def drain(self) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE
         while not self.has_ended():

@@ -1,9 +1,10 @@
 """A simulated Kafka: partitions of topics, transactional producers, and the compacted ledger.
 
 A *transactional id* has an epoch; whoever initialises it raises the epoch, and the coordinator refuses all older ones
-from then on. The coordinator first *decides* a transaction (from then on it is committed, or aborted, whoever dies), and
-writes its markers into the partitions after that, one by one. A consumer that reads committed sees a partition up to its
-*last stable offset*, the first record of a transaction that has no marker there yet, and nothing of aborted ones.
+from then on. The coordinator first *decides* a transaction (from then on it is committed, or aborted, whoever dies),
+and writes its markers into the partitions after that, one by one. A consumer that reads committed sees a partition up
+to its *last stable offset*, the first record of a transaction that has no marker there yet, and nothing of aborted
+ones.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from simulation.histories import History, Outcome, simulated
 from simulation.kafka import Broker
 from simulation.log import SimulatedTransactionalLog
 from simulation.network import Link
-from simulation.other_histories import OtherHistory
+from simulation.other_histories import Adopted, OtherHistory
 from simulation.world import SOUND, Design, Member
 
 
@@ -46,6 +46,7 @@ KINDS = {
     "atomic": Kind(Design(atomic=True), one_of=4),
     "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
+    "adopted": Kind(history=Adopted, one_of=8),
     "changing_modes": Kind(Design(delivery="at_least_once"), ChangingModes, one_of=8),
     "at_least_once": Kind(Design(delivery="at_least_once"), one_of=4),
 }

@@ -52,10 +52,13 @@ class SimulatedTransactionalLog:
 
         def effect(answer: Answer) -> None:
             if broker.ledger_id is None:
-                answer.refuse(HistoryError("simulated: there is no ledger"))
+                answer.refuse(KafkaError("simulated: there is no ledger"))
                 return
             partition, topic_id = broker.partition(LEDGER), broker.ledger_id
             end = partition.end
+            if start > end:
+                answer.refuse(HistoryError(f"the ledger ends at offset {end}, and {start} was in it"))
+                return
 
             def read() -> None:
                 records = [(record.offset, record.key, record.value) for record in partition.committed(start, end)]

@@ -1,8 +1,8 @@
 """An event loop whose time is simulated: it never waits, it lets the clock jump to the next timer.
 
 What runs on it is repeatable. It knows *processes*: what a process has begun (its tasks, its timers, the answers that
-come to it) runs while the process does. One that is stopped does nothing until it is continued, and then all that it has
-missed at once; one that is killed never does anything again, not so much as a `finally`.
+come to it) runs while the process does. One that is stopped does nothing until it is continued, and then all that it
+has missed at once; one that is killed never does anything again, not so much as a `finally`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The simulated network: a question takes time on its way to a server, and the answer on its way back.
 
-In *trouble*, any of it may fail, and whoever asked can't tell in which way: the question is lost, or the answer; or the
-client gives up first, and the question takes effect later, perhaps long after the client's process has died. A link that
-is *cut* lets nothing through.
+In *trouble*, any of it may fail, and whoever asked can't tell in which way: the question is lost, or the answer; or
+the client gives up first, and the question takes effect later, perhaps long after the client's process has died. A
+link that is *cut* lets nothing through.
 """
 
 from __future__ import annotations

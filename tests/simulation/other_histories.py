@@ -7,14 +7,19 @@ moves any more; or there was nothing to notice, and all goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from uuid import UUID
 
 from simulation.checker import complaints
 from simulation.histories import History, history_errors
-from simulation.kafka import LEDGER, Partition
+from simulation.kafka import LEDGER, Concurrent, Partition
+from simulation.log import TRANSACTIONAL_ID
 
-from airflow_outbox.harvest.protocol.ledger import HEAD
+from airflow_outbox.fence import Flushed, Witness
+from airflow_outbox.harvest.protocol.ledger import HEAD, Ledger
 
 
 class OtherHistory(History):
@@ -92,3 +97,53 @@ class OtherHistory(History):
         witness = self.world.database.state.fence.witness
         new.end = self.world.random.randrange(witness.offset + 1) if witness.batch else old.end
         new.records = [record for record in old.records if record.offset < new.end]
+
+
+class Adopted(OtherHistory):
+    """The same; and when a member has noticed, an operator adopts, and everything is published.
+
+    What was published before, and came back by a restore, is published once more; nothing else is.
+    """
+
+    _is_adopted = False
+
+    async def end(self) -> list[str]:
+        await self.drain()
+        if any(True for _ in self._noticed()):
+            await self._adopt()
+            self._is_adopted = True
+        return await super().end()
+
+    def has_ended(self) -> bool:
+        return not self.world.database.state.rows if self._is_adopted else super().has_ended()
+
+    def judge(self, *, drained: bool) -> list[str]:
+        found = complaints(self.world.database, self.world.broker, exactly_once=False, drained=drained)
+        if not drained:
+            found.append("stuck, although it was adopted")
+        return [complaint for complaint in found + self.bugs() if not complaint.startswith("out of order")]
+
+    async def _adopt(self) -> None:
+        """What `airflow-outbox adopt` does, all at once."""
+        database, broker = self.world.database, self.world.broker
+        for _ in range(2):
+            with contextlib.suppress(Concurrent):
+                broker.initialise(TRANSACTIONAL_ID)
+            await asyncio.sleep(1)
+        partition, fence = broker.partition(LEDGER), database.state.fence
+        records = [(record.offset, record.key, record.value) for record in partition.committed()]
+        ledger = Ledger.read(topic_id=str(broker.ledger_id), end=partition.end, records=records)
+        head = ledger.head
+        highest_id = max(fence.witness.highest_id, head.highest_id if head else 0, *database.state.rows, 0)
+        witness = Witness(ledger.topic_id, head.batch if head else 0, ledger.head_offset if head else 0, highest_id)
+        adopted = replace(
+            fence,
+            view=UUID(int=self.world.random.getrandbits(128), version=4),
+            incarnation=max(fence.incarnation, head.incarnation if head else 0) + 1,
+            recorded=database.history,
+            witness=witness,
+            halted=None,
+            flushed=Flushed(),
+        )
+        database.write("draw", max(database.state.last_drawn, highest_id))
+        database.statement("set_fence", adopted)

@@ -7,33 +7,46 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from simulation.kafka import LEDGER
 from simulation.log import SimulatedTransactionalLog
+from simulation.planted_ports import (
+    FencesLate,
+    FencesNobody,
+    ForgetsPurges,
+    LedgerApart,
+    LedgerFirst,
+    NeverFlushes,
+    PurgesByRange,
+    PurgesUnseen,
+    TakesCommitForDone,
+    TakesCommitForFailed,
+    Unfenced,
+)
+from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
 from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
-from airflow_outbox.errors import FencedError, KafkaError, PostgresError, PostgresUnreachableError
+from airflow_outbox.errors import FencedError, PostgresError
 from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.closure import Closure
-from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
 from airflow_outbox.pages import OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`seeds` histories are enough to find it; `kinds` are the complaints that may come of it."""
+    """A broken rule, and the kind of histories that find it: by members' design, or by exchanging an attribute."""
 
     name: str
+    kind: str = "exactly_once"
     design: Design = SOUND
     place: object = None
     attribute: str = ""
@@ -47,126 +60,6 @@ class Bug:
         else:
             with patch.object(self.place, self.attribute, self.value):
                 yield
-
-
-# What a member asks of Postgres
-
-
-class Unfenced(SimulatedTable):
-    """Statements that don't look at the fence row."""
-
-    def _fenced(self, view: UUID) -> UUID | None:
-        return None
-
-    async def require_fence(self, view: UUID) -> None:
-        return None
-
-
-class PurgesByRange(SimulatedTable):
-    """Deletes everything from the first id to the last."""
-
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
-        everything = Snapshot(2**63, 2**63)
-        return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), everything)
-
-
-class PurgesUnseen(SimulatedTable):
-    """Deletes by ids alone."""
-
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
-        return await SimulatedTable.purge_published(self, view, ids, Snapshot(2**63, 2**63))
-
-
-class NeverFlushes(SimulatedTable):
-    """Takes what is visible for durable."""
-
-    async def flush(self, position: int) -> int:
-        return position
-
-
-class ForgetsPurges(SimulatedTable):
-    """Takes a purge without an answer for done."""
-
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
-        try:
-            return await SimulatedTable.purge_published(self, view, ids, snapshot, **news)
-        except PostgresUnreachableError:
-            self._purging.backend = self._server.connect()
-            return 0
-
-
-# What a member asks of Kafka
-
-
-class FencesLate(SimulatedTransactionalLog):
-    """Reads the ledger before it fences the producers of earlier views."""
-
-    async def fence(self, transactional_id: str) -> None:
-        self._fenced = False
-
-    async def begin(self) -> None:
-        if not self._fenced:
-            await SimulatedTransactionalLog.fence(self, self.transactional_id)
-            self._fenced = True
-
-
-class FencesNobody(SimulatedTransactionalLog):
-    """A producer that no other knows of."""
-
-    numbers = count()
-
-    async def fence(self, transactional_id: str) -> None:
-        if self._epoch < 0:
-            self.transactional_id += str(next(self.numbers))
-            await SimulatedTransactionalLog.fence(self, self.transactional_id)
-
-
-class LedgerApart(SimulatedTransactionalLog):
-    """Commits the records, and then the ledger's in a transaction of their own."""
-
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        await self._ask("end", lambda: self._broker.end(self.transactional_id, self._epoch, committed=True))
-        return await SimulatedTransactionalLog.commit(self, records)
-
-
-class LedgerFirst(SimulatedTransactionalLog):
-    """Commits the ledger's records with no transaction at all."""
-
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        broker = self._broker
-        for key, value in records:
-            await self._ask("ledger", lambda key=key, value=value: broker.append(LEDGER, key, value))  # type: ignore[misc]
-        await self._ask("end", lambda: broker.end(self.transactional_id, self._epoch, committed=True))
-        return broker.partition(LEDGER).end - 1
-
-
-class TakesCommitForFailed(SimulatedTransactionalLog):
-    """Publishes again, as a new producer, when a commit is not answered."""
-
-    async def begin(self) -> None:
-        self._sent: list[OutboxRow] = []
-
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        self._sent += rows
-        return await SimulatedTransactionalLog.publish(self, rows)
-
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        try:
-            return await SimulatedTransactionalLog.commit(self, records)
-        except KafkaError:
-            await self.fence(self.transactional_id)
-            await SimulatedTransactionalLog.publish(self, self._sent)
-            return await SimulatedTransactionalLog.commit(self, records)
-
-
-class TakesCommitForDone(SimulatedTransactionalLog):
-    """Goes on when a commit is not answered."""
-
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        try:
-            return await SimulatedTransactionalLog.commit(self, records)
-        except KafkaError:
-            return self._broker.partition(LEDGER).end
 
 
 # The term
@@ -222,6 +115,16 @@ class CommitsWhenStopped(ExactlyOnceTerm):
 
 def _forgets_ledger(fence: Fence, ledger: Ledger) -> Any:
     return replace(_recover(fence, ledger), unpurged=())
+
+
+def _ignores_beats(fence: Fence, ledger: Ledger) -> Any:
+    return _recover(replace(fence, beats=2**63), ledger)
+
+
+def _ignores_incarnations(fence: Fence, ledger: Ledger) -> Any:
+    head = ledger.head and replace(ledger.head, incarnation=fence.incarnation)
+    entries = tuple(replace(entry, incarnation=fence.incarnation) for entry in ledger.entries)
+    return _recover(fence, replace(ledger, head=head, entries=entries))
 
 
 def _reuses_numbers(fence: Fence, ledger: Ledger) -> Any:
@@ -296,26 +199,31 @@ class Duels(Harvester):
             raise PostgresError("simulated: fenced") from error
 
 
-def _table(name: str, table: Callable[..., SimulatedTable]) -> Bug:
-    return Bug(name, Design(table=table))
+def _table(name: str, table: Callable[..., SimulatedTable], kind: str = "exactly_once") -> Bug:
+    return Bug(name, kind, Design(table=table))
 
 
 def _log(name: str, log: Callable[..., SimulatedTransactionalLog]) -> Bug:
-    return Bug(name, Design(transactional_log=log))
+    return Bug(name, design=Design(transactional_log=log))
 
 
 def _term(name: str, term: type[ExactlyOnceTerm], design: Design = SOUND) -> Bug:
-    return Bug(name, design, modes, "ExactlyOnceTerm", term)
+    return Bug(name, "exactly_once", design, modes, "ExactlyOnceTerm", term)
 
 
-def _recovery(name: str, recover: Callable[..., Any]) -> Bug:
-    return Bug(name, SOUND, exactly_once, "recover", recover)
+def _recovery(name: str, recover: Callable[..., Any], kind: str = "exactly_once") -> Bug:
+    return Bug(name, kind, SOUND, exactly_once, "recover", recover)
 
 
 def _windows(name: str, value: type[windows.Windows]) -> Bug:
-    return Bug(name, SOUND, exactly_once, "Windows", value)
+    return Bug(name, "exactly_once", SOUND, exactly_once, "Windows", value)
 
 
+def _tracking(name: str, place: object, attribute: str, value: Any) -> Bug:
+    return Bug(name, "exactly_once", SOUND, place, attribute, value)
+
+
+OTHER = "other_histories"
 ATOMIC = Design(atomic=True)
 BUGS: Collection[Bug] = (
     _table("the fence row is ignored", Unfenced),
@@ -338,7 +246,15 @@ BUGS: Collection[Bug] = (
     _term("reading begins before recovery", ReadsBeforeRecovery),
     _term("windows outlive their term", Remembers),
     _recovery("batch numbers are used again", _reuses_numbers),
-    Bug("a fenced member takes over again", Design(harvester=Duels)),
-    Bug("transactions are cut anywhere", ATOMIC, exactly_once, "Closure", CutsAnywhere),
+    Bug("a fenced member takes over again", design=Design(harvester=Duels)),
+    Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
     _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
+    _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
+    _term("a page counts as its window", TakesPageForWindow),
+    _term("a window's snapshot is its last page's", EndsWindowsLate),
+    _tracking("what earlier views have left is purged and not counted", Entry, "topics", no_topics),
+    _table("purges are by id only", PurgesUnseen, OTHER),
+    _recovery("other histories are not looked for", _believes_all, OTHER),
+    _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
+    _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
 )

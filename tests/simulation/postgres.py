@@ -1,9 +1,9 @@
 """A simulated Postgres, as far as an outbox depends on it: transactions, snapshots, the log, and what a crash undoes.
 
-All state is the effect of the log's records, one after the other; a position in the log is a number of records. A crash
-cuts the log off at the *flushed* position and plays it again, so that what was not flushed never happened: its ids and
-transaction ids are given out again. A synchronous commit is visible only when it is flushed (and all before it with it);
-an asynchronous one may be visible before.
+All state is the effect of the log's records, one after the other; a position in the log is a number of records. A
+crash cuts the log off at the *flushed* position and plays it again, so that what was not flushed never happened: its
+ids and transaction ids are given out again. A synchronous commit is visible only when it is flushed (and all before it
+with it); an asynchronous one may be visible before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.fence import History, Request, Witness
+from airflow_outbox.fence import Flushed, History, Request, Witness
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
@@ -34,10 +34,11 @@ class FenceRow:
     delivery: str | None = None
     transactional_id: str | None = None
     recorded: History | None = None
-    witness: Witness = Witness()
+    witness: Witness = field(default_factory=Witness)
     beats: int = 0
     halted: str | None = None
-    request: Request = Request()
+    flushed: Flushed = field(default_factory=Flushed)
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class State:
     rows: dict[int, Row] = field(default_factory=dict)
     open: dict[int, list[Row]] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
-    fence: FenceRow = FenceRow()
+    fence: FenceRow = field(default_factory=FenceRow)
     last_drawn: int = 0
     next_transaction_id: int = 1000
     latest_completed: int = 999
@@ -91,6 +92,9 @@ class State:
         self._change(transaction_id)
         for number in ids:
             self.rows[number].mark = mark
+
+    def announce(self, watermark: Snapshot, at: int) -> None:
+        """What listeners are told when the statement that follows has ended."""
 
     def set_fence(self, transaction_id: int, fence: FenceRow) -> None:
         self._change(transaction_id)
@@ -162,6 +166,11 @@ class Database:
 
     def delete(self, ids: Iterable[int]) -> None:
         self.statement("delete", tuple(ids), self._tick())
+
+    def announce(self, watermark: Snapshot | None) -> None:
+        """Part of a statement: it is written with the statement's own change, which follows."""
+        if watermark is not None:
+            self.write("announce", watermark, self._tick())
 
     def flush(self) -> None:
         self.flushed = len(self.log)

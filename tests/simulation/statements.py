@@ -16,7 +16,7 @@ from simulation.network import Answer
 from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
 from airflow_outbox.table import MarkedRecord
 
@@ -149,19 +149,29 @@ class Server:
             next_transaction_id=database.snapshot().xmax,
             newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
             halted=row.halted,
+            flushed=row.flushed,
         )
 
-    def begin(self, view: UUID | None, delivery: str, witness: Witness, transactional_id: str | None) -> None:
+    def begin(
+        self,
+        view: UUID | None,
+        delivery: str,
+        witness: Witness,
+        transactional_id: str | None,
+        flushed: Flushed | None,
+    ) -> None:
         self.require(view)
         row = self.database.state.fence
-        known_by = transactional_id or row.transactional_id
-        self.set_fence(replace(row, delivery=delivery, witness=witness, transactional_id=known_by, beats=row.beats + 1))
+        row = replace(row, transactional_id=transactional_id or row.transactional_id, flushed=flushed or row.flushed)
+        self.set_fence(replace(row, delivery=delivery, witness=witness, beats=row.beats + 1))
 
-    def heartbeat(self, view: UUID | None, witness: Witness | None) -> Pulse:
+    def heartbeat(self, view: UUID | None, witness: Witness | None, flushed: Flushed | None) -> Pulse:
         self.require(view)
         row = self.database.state.fence
         seen = row.witness if witness is None else replace(witness, topic_id=row.witness.topic_id)
-        self.set_fence(replace(row, witness=seen, beats=row.beats + 1))
+        if flushed is not None:
+            self.database.announce(flushed.watermark)
+        self.set_fence(replace(row, witness=seen, beats=row.beats + 1, flushed=flushed or row.flushed))
         return Pulse(row.request, self.database.state.table_oid, self.database.state.last_drawn, row.beats + 1)
 
     def halt(self, view: UUID, reason: str) -> None:

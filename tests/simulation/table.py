@@ -12,7 +12,7 @@ from simulation.network import Answer, Effect, Link, Network
 from simulation.statements import Backend, Server
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
-from airflow_outbox.fence import Fence, Pulse, Witness
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.pages import Length, Page, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
@@ -49,9 +49,17 @@ class SimulatedTable:
         answer: Fence = await self._run(self._reading, "fence", lambda: self._server.fence(view))
         return answer
 
-    async def begin(self, view: UUID, *, delivery: str, witness: Witness, transactional_id: str | None = None) -> None:
+    async def begin(
+        self,
+        view: UUID,
+        *,
+        delivery: str,
+        witness: Witness,
+        transactional_id: str | None = None,
+        flushed: Flushed | None = None,
+    ) -> None:
         def effect() -> None:
-            self._server.begin(self._fenced(view), delivery, witness, transactional_id)
+            self._server.begin(self._fenced(view), delivery, witness, transactional_id, flushed)
 
         await self._run(self._reading, "begin", effect)
 
@@ -85,8 +93,17 @@ class SimulatedTable:
         flushed: int = await self._run(self._reading, "flush", effect)
         return flushed
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+    async def purge_published(
+        self,
+        view: UUID,
+        ids: Sequence[int],
+        snapshot: Snapshot,
+        *,
+        watermark: Snapshot | None = None,
+        batch: int | None = None,
+    ) -> int:
         def effect() -> int:
+            self._server.database.announce(watermark)
             self._server.delete(ids, unless=lambda row: not snapshot.sees(row.transaction_id))
             return self._server.database.flushed
 
@@ -105,10 +122,17 @@ class SimulatedTable:
         await self._run(None, "require_fence", lambda: self._server.require(view))
 
     async def heartbeat(
-        self, view: UUID, *, published: int, in_flight: int, rate: float, witness: Witness | None = None
+        self,
+        view: UUID,
+        *,
+        published: int,
+        in_flight: int,
+        rate: float,
+        witness: Witness | None = None,
+        flushed: Flushed | None = None,
     ) -> Pulse:
         pulse: Pulse = await self._run(
-            self._reading, "heartbeat", lambda: self._server.heartbeat(self._fenced(view), witness)
+            self._reading, "heartbeat", lambda: self._server.heartbeat(self._fenced(view), witness, flushed)
         )
         return pulse
 

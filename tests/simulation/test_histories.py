@@ -1,7 +1,7 @@
-"""The real engine in a simulated world, through histories full of trouble: what its consumers see is what was committed.
+"""The real engine in a simulated world, through histories full of trouble: consumers see what was committed.
 
-One seed is one history, the same each time. `./dev test tests/simulation --seeds 100000` lives through that many; one that
-has failed is lived through again by the command that the failure prints.
+One seed is one history, the same each time. `./dev test tests/simulation --seeds 100000` lives through that many; one
+that has failed is lived through again by the command that the failure prints.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from simulation.histories import simulated
 from simulation.kinds import KINDS
 from simulation.planted import BUGS, Bug
 
-SEEDS = 600
-"""Within how many histories every bug is found. Most are found within ten."""
+SEEDS = 400
+"""Within how many histories every bug is found. Most are found within twenty."""
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -114,7 +114,7 @@ def test_python_is_python_and_imports_and_dags_work(block: Block) -> None:
     tree = ast.parse(textwrap.dedent(block.text), where(block))
     only_imports = all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in tree.body)
     if only_imports or "from airflow.sdk import DAG" in block.text:
-        exec(compile(tree, where(block), "exec"), {"__doc__": None})
+        exec(compile(tree, where(block), "exec"), {"__doc__": None, "__file__": str(block.page)})
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=where)

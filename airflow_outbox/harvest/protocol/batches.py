@@ -68,8 +68,13 @@ class Batch:
             self.extents[place] = extent if earlier is None else earlier.followed_by(extent)
 
     @property
+    def read(self) -> int:
+        """Records that were read of the outbox."""
+        return len(self.ids) + len(self.parked.refused) + len(self.parked.waiting)
+
+    @property
     def records(self) -> int:
-        return len(self.ids) + len(self.parked.refused) + len(self.parked.waiting) + len(self.unparked)
+        return self.read + len(self.unparked)
 
     @property
     def highest_id(self) -> int:

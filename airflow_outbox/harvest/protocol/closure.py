@@ -77,7 +77,7 @@ class Closure:
 
 
 def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, Length]:
-    """The lengths of those of the wanted transactions that are in these rows, all of whose records are."""
+    """The lengths that those of the wanted transactions have by these rows."""
     lengths: dict[int, Length] = {}
     for row in rows:
         transaction_id = row[TRANSACTION_ID]

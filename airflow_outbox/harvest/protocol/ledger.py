@@ -21,6 +21,7 @@ or a ledger that was lost, shortened or exchanged, breaks the order; see `recove
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -83,6 +84,13 @@ class Entry:
     def ids(self) -> list[int]:
         """The ids of the records that were published from the outbox."""
         return expanded(self.runs)
+
+    def topics(self) -> Counter[str]:
+        """How many records of each topic are in the batch."""
+        counts: Counter[str] = Counter()
+        for extent in self.extents:
+            counts[extent.topic] += extent.count
+        return counts
 
     def records(self) -> list[LedgerRecord]:
         """The entry as records of the ledger, in chunks."""

@@ -11,7 +11,9 @@ ALTER TABLE {leader}
     ADD COLUMN ledger_offset     BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN highest_id        BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN beats             BIGINT NOT NULL DEFAULT 0,
-    ADD COLUMN halted            TEXT;
+    ADD COLUMN halted            TEXT,
+    ADD COLUMN watermark         PG_SNAPSHOT,
+    ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object();
 
 -- What was harvested by an earlier release was harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
@@ -45,3 +47,6 @@ ALTER TABLE {parked}
 CREATE INDEX ON {parked} (kafka_topic, kafka_key, number) WHERE discarded_at IS NULL;
 CREATE INDEX ON {parked} (retry_at) WHERE discarded_at IS NULL AND retry_at IS NOT NULL;
 CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS NOT NULL;
+
+CREATE VIEW {published} AS
+SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};

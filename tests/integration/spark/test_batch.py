@@ -15,10 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.errors import JobError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import grant_statements
-from airflow_outbox.spark import OutboxJob, register
+from airflow_outbox.spark import register
 from airflow_outbox.spark.commit import find_commit
 from airflow_outbox.spark.options import CommitId
 
@@ -217,14 +216,3 @@ def test_a_write_that_can_not_begin(shop: Shop, orders: DataFrame, options: dict
 def test_overwriting_is_refused(shop: Shop, orders: DataFrame) -> None:
     with pytest.raises(PySparkException, match="an outbox is only added to"):
         orders.write.format("outbox").option("url", shop.url).mode("overwrite").save()
-
-
-def test_a_job_object_writes_once(shop: Shop, orders: DataFrame) -> None:
-    job = OutboxJob(data_source=shop.url, app_id="orders")
-    commit = job.write(orders, order_by="number", statements=[FILL_ORDERS])
-    assert (commit.records, commit.earlier) == (RECORDS, False)
-    again = OutboxJob(data_source=shop.url, app_id="orders").write(orders, order_by="number")
-    assert (again.earlier, again.ticket) == (True, commit.ticket)
-    assert shop.counts() == (RECORDS, RECORDS, 1)
-    with pytest.raises(JobError, match="has written already"):
-        job.write(orders, order_by="number")

@@ -10,7 +10,8 @@ from airflow.sdk import DAG
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.errors import InvalidRecordError
-from airflow_outbox.operators.stash import OutboxStashOperator, commit_id, read_records
+from airflow_outbox.hooks.commits import commit_id
+from airflow_outbox.operators.stash import OutboxStashOperator, read_records
 
 
 def test_records_are_mappings_or_records() -> None:

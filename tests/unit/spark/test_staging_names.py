@@ -9,7 +9,7 @@ from airflow_outbox.spark.options import CommitId
 from airflow_outbox.spark.staging import Run
 
 
-@pytest.mark.parametrize("table", ["outbox", "x" * 55, '"' + "ü" * 27 + '"'])
+@pytest.mark.parametrize("table", ["outbox", "x" * 53, '"' + "ü" * 26 + '"'])
 def test_a_name_keeps_within_the_limit(table: str) -> None:
     run = Run(OutboxName.parse(table), "public", "0123abcd", CommitId("job", 0), is_stream=False)
     assert len(run.table(2**63 - 1).encode()) <= 63

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, AirflowOptionalProviderFeatureException
 
+from airflow_outbox import __version__
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
+from airflow_outbox.spark.package import packed
 
 RUN: Any = {"ti": SimpleNamespace(dag_id="shop", task_id="orders", run_id="manual__1", map_index=-1)}
 
@@ -62,6 +65,39 @@ def test_a_local_master_runs_the_job_under_this_python_unless_told_otherwise() -
     assert python(conn_id="local") == sys.executable
     assert python(conn_id="local", conf={"spark.pyspark.python": "/opt/python"}) == "/opt/python"
     assert python(conn_id="standalone") is None
+
+
+def test_the_package_is_sent_to_executors_elsewhere(tmp_path: Path) -> None:
+    def sent(**arguments: Any) -> list[str]:
+        submitting = operator(**arguments)
+        submitting._package_folder = tmp_path
+        return [Path(file).name for file in (submitting._get_hook()._py_files or "").split(",") if file]
+
+    package = f"airflow_outbox-{__version__}.zip"
+    assert sent(conn_id="standalone") == [package]
+    assert sent(conn_id="standalone", py_files="more.py") == ["more.py", package]
+    assert sent(conn_id="standalone", ship_package=False) == []
+    assert sent(conn_id="local") == []
+
+
+def test_the_package_works_from_its_zip_without_airflow(tmp_path: Path) -> None:
+    path = packed(tmp_path)
+    code = (
+        "import sys; sys.modules['airflow'] = None\n"
+        f"sys.path.insert(0, {str(path)!r})\n"
+        "import pyspark_outbox, airflow_outbox.audit.spark_job\n"
+        "from airflow_outbox.sql import statements\n"
+        "assert statements('spark.sql')\n"
+        "print(pyspark_outbox.__file__, pyspark_outbox.DefaultSource.name())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ran.stdout.split() == [f"{path}/pyspark_outbox.py", "outbox"]
+
+
+def test_a_dag_that_submits_is_read_without_loading_spark() -> None:
+    code = "import airflow_outbox.operators.spark, sys; print(sorted({'pyspark', 'pyarrow'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
 
 
 def test_outbox_and_version_can_be_templates() -> None:

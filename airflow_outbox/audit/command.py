@@ -1,0 +1,118 @@
+"""The command of an audit, wherever it runs: its options, and its report as a table, JSON or YAML."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from airflow_outbox.audit.findings import AuditReport, Kind
+from airflow_outbox.audit.scene import AuditRequest
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.config import HarvestConfig
+
+Audit = Callable[[HarvestConfig, AuditRequest], AuditReport]
+
+_WIDTH_IN_FILES = 250
+_NOT_FAULTS = (
+    ("waiting", "still in the outbox, or parked"),
+    ("expired", "Kafka may have removed them"),
+    ("later", "may have been stashed while the audit ran"),
+)
+
+
+def audit_command(run: Audit) -> click.Command:
+    """The command that audits by `run`, shows the report and ends with status 0 only if all is well."""
+
+    @click.command("audit")
+    @click.option(
+        "-f",
+        "--file",
+        "path",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="The configuration (YAML).",
+    )
+    @click.option("--table", required=True, help="What was stashed: a table with the outbox's columns and ids.")
+    @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this one; may be repeated.")
+    @click.option(
+        "--allow",
+        "allowed",
+        multiple=True,
+        type=click.Choice([kind.value for kind in Kind if kind is not Kind.FOREIGN]),
+        help="Don't count this kind as a fault; may be repeated.",
+    )
+    @click.option(
+        "--exclusive", is_flag=True, help="Nobody else writes to the topics: a foreign record is a fault, too."
+    )
+    @click.option(
+        "--ignore-header", "ignored", multiple=True, metavar="NAME", help="Leave this header out; may be repeated."
+    )
+    @click.option("--examples", default=5, show_default=True, help="How many of each kind to show.")
+    @click.option("--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+    def audit(
+        path: Path,
+        table: str,
+        topics: tuple[str, ...],
+        allowed: tuple[str, ...],
+        exclusive: bool,
+        ignored: tuple[str, ...],
+        examples: int,
+        output: str,
+    ) -> None:
+        """Compare a table of what was stashed with the topics. Ends with status 0 only if all is well."""
+        request = AuditRequest(
+            table=table,
+            topics=topics,
+            allowed=frozenset(Kind(name) for name in allowed) | (frozenset() if exclusive else {Kind.FOREIGN}),
+            ignored_headers=frozenset(ignored),
+            examples=examples,
+        )
+        try:
+            report = run(HarvestConfig.from_yaml(path), request)
+        except OutboxError as error:
+            raise click.ClickException(str(error)) from error
+        _show(report, output)
+        if not report.is_well:
+            sys.exit(1)
+
+    return audit
+
+
+def _show(report: AuditReport, output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(report.as_dict()))
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(report.as_dict(), sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        _show_table(report)
+
+
+def _show_table(report: AuditReport) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_IN_FILES
+    found = report.findings
+    table = Table("finding", "records", "", title=f"{report.table} and {', '.join(report.topics)}")
+    table.add_row("stashed", str(found.stashed), "")
+    table.add_row("in Kafka", str(found.arrived), "")
+    for kind in Kind:
+        verdict = "a fault" if kind in report.faults else "allowed" if found.of(kind) else ""
+        table.add_row(kind.value, str(found.of(kind)), verdict)
+    for name, why in _NOT_FAULTS:
+        count = getattr(found, name)
+        table.add_row(name, str(count), why if count else "")
+    console.print(table)
+    for example in report.examples:
+        where = [f"topic {example.topic}"] if example.topic else []
+        where += [f"key {example.key}"] if example.key is not None else []
+        where += [f"partition {example.partition}", f"offset {example.offset}"] if example.offset is not None else []
+        place = f" ({', '.join(where)})" if where else ""
+        console.print(f"{example.kind.value}: {example.what}{place}", markup=False)
+    console.print("all is well" if report.is_well else f"found: {', '.join(report.faults)}")

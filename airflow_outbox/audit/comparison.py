@@ -1,0 +1,135 @@
+"""The comparison itself: what was stashed against what arrived, in bounded memory.
+
+It is two steps. *First*, each lane's rows, in the order of their ids, are held against its records, in the order of
+their offsets. Nearly all lanes agree record by record; they are done. *Then* the others, if any, are taken apart: how
+often each content was stashed and arrived gives what is missing, doubled and foreign; the ids along the offsets give
+what is reordered; the source transactions of what is missing give what is torn.
+
+All of it is sorting, which SQLite does, in a file that is thrown away: memory is bounded, whatever there is and however
+it is spread over keys, at about 45 bytes of disk a record (twice that for the lanes that don't agree).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+from airflow_outbox.audit.findings import Clue, Findings, Kind
+from airflow_outbox.audit.prints import NO_PIN, Arrived, Stashed
+from airflow_outbox.sql import statements
+
+_END: tuple[int, ...] = (1 << 63, 0, 0, 0)  # behind every lane
+
+
+class Comparison:
+    """Rows and records in any order, then `findings`. A context manager: its file is gone afterwards.
+
+    All the rows and records of a lane have to be in one comparison; different lanes may be in different ones. `pinned`
+    says whether any row asks for a partition. The file is where TMPDIR says.
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._folder = TemporaryDirectory(prefix="airflow-outbox-audit-")
+        self._database = sqlite3.connect(Path(self._folder.name) / "comparison", isolation_level=None)
+        self._database.executescript(_statement("bound_memory"))
+        self._database.executescript(_statement("create"))
+
+    def add_stashed(self, rows: Iterable[Stashed]) -> None:
+        self._add("add_stashed", rows)
+
+    def add_arrived(self, records: Iterable[Arrived]) -> None:
+        if not self._pinned:
+            records = (record._replace(partition=NO_PIN) for record in records)
+        self._add("add_arrived", records)
+
+    def _add(self, statement: str, values: Iterable[tuple[Any, ...]]) -> None:
+        self._database.execute("BEGIN")
+        self._database.executemany(_statement(statement), values)
+        self._database.execute("COMMIT")
+
+    def findings(self, *, examples: int) -> Findings:
+        """Compare; `examples` is how many clues of each kind to give. To be called once, after all is added."""
+        if self._pinned:
+            self._database.executescript(_statement("unpin"))
+        self._add("add_doubtful", self._doubtful_lanes())
+        for step in ("put_in_doubt", "tally", "find_absent", "pair", "find_reordered", "find_incomplete", "find_torn"):
+            self._database.executescript(_statement(step))
+        stashed, arrived = self._row("count_all")
+        missing, doubled, foreign, waiting, expired, later = self._row("count")
+        return Findings(
+            stashed=stashed,
+            arrived=arrived,
+            missing=missing,
+            doubled=doubled,
+            foreign=foreign,
+            waiting=waiting,
+            expired=expired,
+            later=later,
+            reordered=self._row("count_reordered")[0],
+            torn=self._row("count_torn")[0],
+            clues=tuple(self._clues(examples)),
+        )
+
+    def incomplete(self) -> Iterator[tuple[int, int, int, int]]:
+        """After `findings`: the source transactions that lack a record without an excuse.
+
+        Of each: its id, how many such records, the id of the first of them, and how many records in all are absent.
+        """
+        yield from self._database.execute(_statement("incomplete"))
+
+    def _doubtful_lanes(self) -> Iterator[tuple[int]]:
+        """The lanes whose records are not, one by one, as their rows, or lie in several partitions."""
+        with (
+            closing(self._database.execute(_statement("stashed_in_order"))) as stashed,
+            closing(self._database.execute(_statement("arrived_in_order"))) as arrived,
+        ):
+            row, record = next(stashed, _END), next(arrived, _END)
+            while row is not _END or record is not _END:
+                lane = min(row[:2], record[:2])
+                slot = record[3]
+                while row == record[:3] and row[:2] == lane and record[3] == slot:
+                    row, record = next(stashed, _END), next(arrived, _END)
+                if lane in (row[:2], record[:2]):
+                    yield (lane[0],)
+                    while row[:2] == lane:
+                        row = next(stashed, _END)
+                    while record[:2] == lane:
+                        record = next(arrived, _END)
+
+    def _clues(self, limit: int) -> Iterator[Clue]:
+        def first(kind: Kind) -> Iterator[tuple[Any, ...]]:
+            return self._database.execute(_statement(f"{kind}_examples"), (limit,))
+
+        for (row,) in first(Kind.MISSING):
+            yield Clue(Kind.MISSING, id=row)
+        for row, place in first(Kind.DOUBLED):
+            yield Clue(Kind.DOUBLED, id=row, place=place)
+        for row, place, other_id, other_place in first(Kind.REORDERED):
+            yield Clue(Kind.REORDERED, id=row, place=place, other_id=other_id, other_place=other_place)
+        for transaction_id, records, row in first(Kind.TORN):
+            yield Clue(Kind.TORN, transaction_id=transaction_id, records=records, id=row)
+        for (place,) in first(Kind.FOREIGN):
+            yield Clue(Kind.FOREIGN, place=place)
+
+    def _row(self, statement: str) -> tuple[int, ...]:
+        row: tuple[int, ...] = self._database.execute(_statement(statement)).fetchone()
+        return row
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.close()
+        self._folder.cleanup()
+
+
+def _statement(name: str) -> str:
+    return statements("comparison.sql")[name]

@@ -1,0 +1,138 @@
+"""What an audit finds: counts, the first examples of each kind, and whether all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+
+class Kind(StrEnum):
+    """A way in which a topic can differ from what was stashed."""
+
+    MISSING = "missing"
+    """Stashed, due, and not in Kafka."""
+    DOUBLED = "doubled"
+    """In Kafka more often than it was stashed."""
+    REORDERED = "reordered"
+    """In Kafka behind a record of the same topic and key that was stashed later, or in another partition."""
+    TORN = "torn"
+    """A source transaction of which one part is in Kafka and another is missing."""
+    FOREIGN = "foreign"
+    """In Kafka, and nothing like it was stashed under its topic and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clue:
+    """An example as the comparison knows it: by the ids of rows, places in Kafka and transaction ids alone.
+
+    `other_id` is the later record that came before this one, `other_place` where the key's record before it lies.
+    """
+
+    kind: Kind
+    id: int | None = None
+    place: int | None = None
+    other_id: int | None = None
+    other_place: int | None = None
+    transaction_id: int | None = None
+    records: int | None = None
+
+
+def first_clues(clues: Iterable[Clue], *, limit: int) -> tuple[Clue, ...]:
+    """The first clues of each kind, in the order in which kinds and clues are told."""
+    found = sorted(clues, key=_order)
+    return tuple(clue for kind in Kind for clue in islice((clue for clue in found if clue.kind is kind), limit))
+
+
+def _order(clue: Clue) -> int:
+    by = {Kind.DOUBLED: clue.place, Kind.FOREIGN: clue.place, Kind.TORN: clue.transaction_id}.get(clue.kind, clue.id)
+    assert by is not None
+    return by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """The result of a comparison, in records; `torn` counts source transactions.
+
+    `waiting`, `expired` and `later` are no faults: rows that are not in Kafka because they wait in the outbox or are
+    parked, or that Kafka may have removed since; and records in Kafka that may have been stashed after the rows were
+    read.
+    """
+
+    stashed: int = 0
+    arrived: int = 0
+    missing: int = 0
+    doubled: int = 0
+    reordered: int = 0
+    torn: int = 0
+    foreign: int = 0
+    waiting: int = 0
+    expired: int = 0
+    later: int = 0
+    clues: tuple[Clue, ...] = ()
+
+    def of(self, kind: Kind) -> int:
+        return int(getattr(self, kind.value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """An example in the words of the table and the topics; `what` says what is wrong with it.
+
+    `id`, `key` and `transaction_id` are those of the row, `topic`, `partition` and `offset` those of the record in
+    Kafka; each is None where there is none. A key that is not UTF-8 is shown with escapes.
+    """
+
+    kind: Kind
+    what: str
+    id: int | None = None
+    topic: str | None = None
+    key: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    transaction_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What was compared, and what was found. `faults` are the kinds that are not allowed and were found."""
+
+    table: str
+    topics: tuple[str, ...]
+    findings: Findings
+    examples: tuple[Example, ...]
+    faults: tuple[Kind, ...]
+
+    @property
+    def is_well(self) -> bool:
+        return not self.faults
+
+    def as_dict(self) -> dict[str, object]:
+        """The report as JSON and YAML write it: counts by name, examples by kind without what is not known."""
+        counts = {
+            name: getattr(self.findings, name)
+            for name in ("stashed", "arrived", *(kind.value for kind in Kind), "waiting", "expired", "later")
+        }
+        return {
+            "well": self.is_well,
+            "table": self.table,
+            "topics": list(self.topics),
+            "faults": [kind.value for kind in self.faults],
+            **counts,
+            "examples": {
+                kind.value: [_known(example) for example in self.examples if example.kind is kind]
+                for kind in Kind
+                if self.findings.of(kind)
+            },
+        }
+
+
+def faults(findings: Findings, *, allowed: Collection[Kind]) -> tuple[Kind, ...]:
+    """The kinds that were found and are not allowed."""
+    return tuple(kind for kind in Kind if findings.of(kind) and kind not in allowed)
+
+
+def _known(example: Example) -> Mapping[str, object]:
+    names = ("what", "id", "topic", "key", "partition", "offset", "transaction_id")
+    return {name: value for name in names if (value := getattr(example, name)) is not None}

@@ -1,0 +1,140 @@
+"""An audit from its beginning to its report, but for the comparison itself.
+
+The order of the steps is what makes it right while the outbox is in use:
+
+1. The topics' ends are noted.
+2. The rows' snapshot is taken. Whatever lies before those ends had been stashed by then, and is in it.
+3. The ends are noted again, and all up to them is read. Whatever was purged from the outbox before the snapshot had
+   been published by then, and lies before these; and so a row that is neither there nor waits in the outbox is missing.
+   A record from between the two ends is *late*: its row may be newer than the snapshot.
+4. What the topics have lost is noted, behind the reading, so that what was lost during it is in it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg import IsolationLevel
+
+from airflow_outbox.audit.findings import AuditReport, Clue, Example, Findings, Kind, faults
+from airflow_outbox.audit.prints import slot_and_offset
+from airflow_outbox.audit.table import Reading, StashedTable
+from airflow_outbox.audit.topics import Span, ends, horizons, spans
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+from airflow_outbox.table import connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRequest:
+    """What to audit. `table`: of what was stashed; `topics`: only these, unless there are none.
+
+    `allowed`: kinds that are no fault; `ignored_headers`: names of headers that don't count; `examples`: how many of
+    each kind.
+    """
+
+    table: str
+    topics: tuple[str, ...] = ()
+    allowed: frozenset[Kind] = frozenset({Kind.FOREIGN})
+    ignored_headers: frozenset[str] = field(default_factory=frozenset)
+    examples: int = 5
+
+
+class Scene:
+    """One audit's view of Postgres and Kafka. A context manager: a transaction is open as long as it lasts."""
+
+    def __init__(self, config: HarvestConfig, request: AuditRequest) -> None:
+        self.request = request
+        self.kafka = dict(config.kafka)
+        self.data_source = config.data_source
+        self.outbox = config.name
+        self.name = OutboxName.parse(request.table)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Raises ConfigurationError, OutboxMissingError, PostgresError, KafkaError."""
+        with ExitStack() as stack:
+            connection = stack.enter_context(connect(self.data_source, purpose="audit"))
+            connection.execute(_patience())
+            self.table = StashedTable(connection, self.name, self.outbox)
+            self.topics = self.request.topics or self.table.topics()
+            if not self.topics:
+                raise ConfigurationError(f"{self.name} is empty: there is nothing to audit. Name another table")
+            before = ends(self.kafka, self.topics)
+            connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
+            stack.enter_context(connection.transaction())
+            self.snapshot = self.table.snapshot()
+            self.pinned = self.table.asks_for_partitions()
+            self.spans: list[Span] = spans(before, ends(self.kafka, self.topics))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def reading(self) -> Reading:
+        """How to read the rows; to be asked for when the topics have been read. Raises KafkaError."""
+        return Reading(self.topics, self.request.ignored_headers, horizons(self.kafka, self.topics))
+
+    def report(self, findings: Findings) -> AuditReport:
+        """The findings in words. Raises PostgresError."""
+        ids = {one for clue in findings.clues for one in (clue.id, clue.other_id) if one is not None}
+        named = self.table.named(ids) if ids else {}
+        return AuditReport(
+            table=str(self.name),
+            topics=tuple(self.topics),
+            findings=findings,
+            examples=tuple(self._example(clue, named) for clue in findings.clues),
+            faults=faults(findings, allowed=self.request.allowed),
+        )
+
+    def _example(self, clue: Clue, named: dict[int, tuple[str, str]]) -> Example:
+        topic, key = named.get(clue.id, (None, None)) if clue.id is not None else (None, None)
+        partition = offset = None
+        if clue.place is not None:
+            topic, partition, offset = self._found_at(clue.place)
+        return Example(
+            kind=clue.kind,
+            what=self._in_words(clue),
+            id=clue.id,
+            topic=topic,
+            key=key,
+            partition=partition,
+            offset=offset,
+            transaction_id=clue.transaction_id,
+        )
+
+    def _in_words(self, clue: Clue) -> str:
+        match clue.kind:
+            case Kind.MISSING:
+                return f"record {clue.id} is not in Kafka"
+            case Kind.DOUBLED:
+                return f"record {clue.id} is there once more"
+            case Kind.REORDERED if clue.other_id is not None:
+                return f"record {clue.id} came after record {clue.other_id}, which was stashed later"
+            case Kind.REORDERED if clue.other_place is not None:
+                _, partition, offset = self._found_at(clue.other_place)
+                return (
+                    f"record {clue.id} is in another partition than its key's record before it, "
+                    f"at partition {partition}, offset {offset}"
+                )
+            case Kind.TORN:
+                return f"transaction {clue.transaction_id} lacks {clue.records} of its records; the first is {clue.id}"
+            case _:
+                return "nothing like it was stashed"
+
+    def _found_at(self, place: int) -> tuple[str, int, int]:
+        slot, offset = slot_and_offset(place)
+        span = self.spans[slot]
+        return span.topic, span.partition, offset
+
+
+def _patience() -> Any:
+    return statements("audit.sql")["be_patient"]

@@ -1,0 +1,164 @@
+"""The table of what was stashed, as an audit reads it: in one snapshot, and without holding it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+
+from airflow_outbox.audit.prints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
+from airflow_outbox.errors import ConfigurationError, OutboxMissingError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+from airflow_outbox.table import Column, read_columns, render, translated
+
+_NEEDED = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
+_MOST_ROWS_HELD = 5_000
+_CLOCKS_AGREE_WITHIN = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read rows: of which topics, and leaving which headers out.
+
+    `horizons` names the topics that have lost records, and for each the time (seconds since the epoch) before which
+    what was stashed may be among them.
+    """
+
+    topics: tuple[str, ...]
+    ignored_headers: frozenset[str]
+    horizons: Mapping[str, float]
+
+    def excuse(self, topic: str, stashed_at: float | None, *, waits: bool) -> int:
+        if waits:
+            return WAITING
+        horizon = self.horizons.get(topic)
+        if horizon is None or (stashed_at is not None and stashed_at > horizon + _CLOCKS_AGREE_WITHIN):
+            return DUE
+        return EXPIRED
+
+
+class StashedTable:
+    """What was stashed into an outbox, in a table with the outbox's columns and ids.
+
+    Over a connection in one transaction of its own; every method raises PostgresError.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, outbox: OutboxName) -> None:
+        """Raises ConfigurationError for a table that lacks a column, OutboxMissingError when there is none."""
+        self._connection = connection
+        self._name = name
+        self._outbox = outbox
+        self._columns = self._examined(name, "Name a table of what was stashed")
+        self._outbox_columns = self._examined(outbox, "Run `airflow-outbox init`, or correct outbox_table")
+        self._parked_columns = read_columns(connection, OutboxName(outbox.schema, f"{outbox.table}_parked"))
+        self._parked = outbox.beside("parked" if self._parked_columns else "")
+        if name.text() == outbox.text():
+            raise ConfigurationError(
+                f"{name} is the outbox itself, whose records all wait still. Name a table that keeps what was stashed"
+            )
+
+    def _examined(self, name: OutboxName, remedy: str) -> Mapping[str, Column]:
+        columns = read_columns(self._connection, name)
+        if not columns:
+            raise OutboxMissingError(f"there is no table {name}. {remedy}")
+        if missing := [column for column in _NEEDED if column not in columns]:
+            raise ConfigurationError(f"{name} has no column {missing[0]}. It needs the outbox's: {', '.join(_NEEDED)}")
+        return columns
+
+    @property
+    def has_transactions(self) -> bool:
+        return "transaction_id" in self._columns
+
+    def snapshot(self) -> str:
+        """The name of the snapshot that this transaction reads in."""
+        return str(self._rows("look")[0][0])
+
+    def borrow(self, snapshot: str) -> None:
+        """Read in another transaction's snapshot; to be called first in this one."""
+        self._execute("borrow", snapshot=sql.Literal(snapshot))
+
+    def topics(self) -> tuple[str, ...]:
+        return tuple(topic for (topic,) in self._rows("topics"))
+
+    def asks_for_partitions(self) -> bool:
+        """Whether any row says which partition it is for."""
+        return any(
+            self._execute("asks_for_partitions", any=source).fetchall()[0][0]
+            for source, columns in (
+                (self._name.beside(""), self._columns),
+                (self._outbox.beside(""), self._outbox_columns),
+                (self._parked, self._parked_columns),
+            )
+            if "kafka_partition" in columns
+        )
+
+    def ids(self) -> tuple[int, int]:
+        """The lowest and the highest id; 0 and -1 when there is none."""
+        first, last = self._rows("range")[0]
+        return (0, -1) if first is None else (first, last)
+
+    def rows(self, reading: Reading, *, first: int, last: int) -> Iterator[Stashed]:
+        """The rows with ids from `first` to `last`, in no order."""
+        values = {"topics": list(reading.topics), "first": first, "last": last}
+        outbox = self._outbox.beside("")
+        sources = [("stashed", self._columns, outbox), ("waiting", self._outbox_columns, outbox)]
+        if self._parked_columns:
+            sources.append(("waiting", self._parked_columns, self._parked))
+        for statement, columns, waiting in sources:
+            query = self._query(statement, waiting=waiting, **_optional(columns))
+            with translated(self._name), self._connection.cursor("audit", binary=True) as cursor:
+                cursor.itersize = _MOST_ROWS_HELD
+                for row in cursor.execute(query, values):
+                    yield _stashed(row, reading)
+
+    def named(self, ids: Collection[int]) -> dict[int, tuple[str, str]]:
+        """Topic and key of rows, by their ids, for people."""
+        return {id_: (topic, _shown(key)) for id_, topic, key in self._rows("named", ids=list(ids))}
+
+    def _rows(self, statement: str, **values: Any) -> Sequence[tuple[Any, ...]]:
+        return self._execute(statement, values).fetchall()
+
+    def _execute(
+        self, statement: str, values: Mapping[str, Any] | None = None, **parts: sql.Composable
+    ) -> psycopg.Cursor[Any]:
+        with translated(self._name):
+            return self._connection.execute(self._query(statement, **parts), values)
+
+    def _query(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        tables = {"table": self._name.beside(""), "parked": self._parked}
+        return render(statements("audit.sql")[statement], self._outbox, **tables, **parts)
+
+
+def _optional(columns: Mapping[str, Column]) -> dict[str, sql.Composable]:
+    """The parts of a statement that stand for columns which a table may lack."""
+    return {
+        part: sql.Identifier(column) if column in columns else sql.SQL(f"NULL::{kind}")
+        for part, column, kind in (
+            ("partition", "kafka_partition", "integer"),
+            ("transaction", "transaction_id", "bigint"),
+            ("time", "create_time", "timestamptz"),
+        )
+    }
+
+
+def _stashed(row: tuple[Any, ...], reading: Reading) -> Stashed:
+    id_, topic, key, value, names, contents, partition, transaction_id, stashed_at, waits = row
+    headers = cast("list[Header]", list(zip(names, contents, strict=False)) if names else [])
+    if reading.ignored_headers:
+        headers = [header for header in headers if header[0] not in reading.ignored_headers]
+    return Stashed(
+        lane=lane_of(topic, key),
+        pin=NO_PIN if partition is None else partition,
+        content=content_of(value, headers),
+        id=id_,
+        transaction_id=transaction_id,
+        excuse=reading.excuse(topic, stashed_at, waits=waits),
+    )
+
+
+def _shown(key: str | bytes) -> str:
+    return key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key

@@ -1,0 +1,27 @@
+"""`airflow-outbox status --ticket`: is all of a transaction published?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+import psycopg
+
+from airflow_outbox.names import OutboxName
+from airflow_outbox.tickets import TicketState, ticket_status
+
+_NOT_PUBLISHED = 3
+
+
+def show_ticket(connection: psycopg.Connection[Any], name: OutboxName, ticket: str, *, output: str) -> None:
+    """Say how far a ticket's transaction is; end with status 3 unless all of it is published."""
+    status = ticket_status(connection, ticket, outbox=name.text())
+    if output == "json":
+        values = {"ticket": str(status.ticket), "state": status.state.value, "left": status.left}
+        click.echo(json.dumps({**values, "prepared": status.prepared, "prepared_for": status.prepared_for}))
+    else:
+        click.echo(str(status))
+    if status.state is not TicketState.PUBLISHED:
+        sys.exit(_NOT_PUBLISHED)

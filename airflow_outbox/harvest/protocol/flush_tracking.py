@@ -1,0 +1,90 @@
+"""Flush tracking: how far everything is out, so that writers can know that their transactions are.
+
+Of each shard two numbers are kept: how many records were *sent* (read, and on their way to Kafka), and how many of them
+are *flushed* (committed there, or parked: decided either way), on every cluster; the least of the clusters is at hand.
+Batches are flushed in the order in which they were sent, so the numbers say which records are out.
+
+A window ends where no record of its transactions is left to send. Once all that was sent by then is flushed, the
+window's snapshot is the *watermark*: every transaction that it sees is out, whole.
+
+    window ends ──► remembered, with the number of records sent ──► that many are flushed ──► watermark
+
+Invariants, within an incarnation:
+
+- the watermark is a window's snapshot, so it moves at the bounds of transactions only; empty windows move it, too;
+- it never goes back: a snapshot that does not see all that the watermark sees is passed over. So a new term, which
+  starts over with the whole table, goes on from what the last one left in the fence row;
+- what the fence row is told goes together: watermark and records a topic, as of the last batch that was purged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+
+from airflow_outbox.fence import Flushed
+from airflow_outbox.records import Snapshot
+
+PRIMARY = "primary"
+
+
+class FlushTracking:
+    """What one term knows of one shard; `flushed` is what earlier terms have left."""
+
+    def __init__(self, flushed: Flushed, *, clusters: Collection[str] = (PRIMARY,)) -> None:
+        self.watermark = flushed.watermark
+        self.last_sent = 0
+        self._last_flushed = dict.fromkeys(clusters, 0)
+        self._last_purged = 0
+        self._ended: deque[tuple[int, Snapshot]] = (
+            deque()
+        )  # windows that are not flushed, by what was sent at their end
+        self._reached: deque[tuple[int, Snapshot]] = deque()  # watermarks that are not purged
+        self._topics = Counter(flushed.topics)
+        self._settled = flushed
+
+    @property
+    def last_flushed(self) -> int:
+        """How many of the records that were sent are flushed on every cluster."""
+        return min(self._last_flushed.values())
+
+    def send(self, records: int) -> None:
+        """Records of the present window are on their way."""
+        self.last_sent += records
+
+    def end_window(self, snapshot: Snapshot) -> None:
+        """All that the present window holds was sent; `snapshot` is what it is within."""
+        if self._ended and self._ended[-1][0] == self.last_sent:
+            self._ended.pop()  # an empty window: its snapshot stands for both
+        self._ended.append((self.last_sent, snapshot))
+        self._advance()
+
+    def flush(self, records: int, cluster: str = PRIMARY) -> None:
+        """The next records are committed on a cluster, or parked."""
+        self._last_flushed[cluster] += records
+        self._advance()
+
+    def purge(self, records: int, topics: Mapping[str, int]) -> None:
+        """The next records are deleted from the outbox; so many of each topic were published."""
+        self._topics.update(topics)
+        self._last_purged += records
+        self._settle()
+
+    def account(self) -> Flushed:
+        """What the fence row is to say: as of the last batch that was purged."""
+        return self._settled
+
+    def _advance(self) -> None:
+        while self._ended and self._ended[0][0] <= self.last_flushed:
+            sent, snapshot = self._ended.popleft()
+            if self.watermark is None or snapshot.includes(self.watermark):
+                self.watermark = snapshot
+                self._reached.append((sent, snapshot))
+        self._settle()
+
+    def _settle(self) -> None:
+        watermark = self._settled.watermark
+        while self._reached and self._reached[0][0] <= self._last_purged:
+            _, watermark = self._reached.popleft()
+        if watermark != self._settled.watermark or self._topics != self._settled.topics:
+            self._settled = Flushed(watermark, dict(self._topics))

@@ -1,0 +1,30 @@
+"""Under which id a task commits, once over all its tries; and what it has committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import Ticket
+from airflow_outbox.sql import statements
+from airflow_outbox.table import render, translated
+
+
+def commit_id(task: Any) -> str:
+    """The id under which a task instance commits: the same at every try of it, and no other task's."""
+    return "/".join(["airflow", task.dag_id, task.run_id, task.task_id, str(task.map_index)])
+
+
+def earlier_ticket(
+    connection: psycopg.Connection[Any], outbox: OutboxName, *, app_id: str, version: int
+) -> Ticket | None:
+    """The ticket of what has been committed under an id, if anything. Raises PostgresError, OutboxMissingError."""
+    query = render(statements("queries.sql")["earlier_commit"], outbox)
+    with translated(outbox):
+        row = connection.execute(query, {"app_id": app_id, "version": version}).fetchone()
+    if row is None:
+        return None
+    transaction_id, _, outbox_id, incarnation = row
+    return Ticket(outbox_id, incarnation, int(transaction_id))

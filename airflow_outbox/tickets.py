@@ -1,0 +1,188 @@
+"""Tickets: is all of a transaction published?
+
+`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has
+committed and the outbox's watermark sees it: then every record of it is in Kafka, committed, for every consumer to
+read. The watermark in the database is up to a second late; who listens hears earlier (`airflow_outbox.listening`).
+
+A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
+with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
+after a restore, ids name other transactions than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Self
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBackError, TicketRefusedError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import Snapshot, Ticket
+from airflow_outbox.sql import statements
+from airflow_outbox.table import render, translated
+
+
+class TicketState(Enum):
+    """How far a transaction is.
+
+    `OPEN`: it has not ended. `PREPARED`: nor has it, and it waits for COMMIT PREPARED or ROLLBACK PREPARED, which
+    nobody may ever say. `WAITING`: it has committed, and not all of it is known to be published. `PUBLISHED`.
+    """
+
+    OPEN = "open"
+    PREPARED = "prepared"
+    WAITING = "waiting"
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True, slots=True)
+class TicketStatus:
+    """How far a ticket's transaction is.
+
+    `left` is how many of its records are in the outbox (None: the role may not look); `prepared` the name of a prepared
+    transaction, `prepared_for` how many seconds it has been one.
+    """
+
+    ticket: Ticket
+    state: TicketState
+    left: int | None = None
+    prepared: str | None = None
+    prepared_for: float | None = None
+
+    def __str__(self) -> str:
+        number = self.ticket.transaction_id
+        if self.state is TicketState.PREPARED:
+            return (
+                f"transaction {number} was prepared as {self.prepared!r} {self.prepared_for or 0:.0f} s ago and has "
+                "not ended: COMMIT PREPARED or ROLLBACK PREPARED has to be said, if whoever prepared it will not"
+            )
+        if self.state is TicketState.OPEN:
+            return f"transaction {number} has not ended"
+        if self.state is TicketState.PUBLISHED:
+            return f"all of transaction {number} is published"
+        some = "some records" if self.left is None else f"{self.left} records"
+        return f"transaction {number} is committed, {some} of it wait to be published"
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """How far an outbox is out: the watermark of each shard (None: none yet)."""
+
+    outbox_id: UUID
+    incarnation: int
+    delivery: str | None
+    shards: tuple[Snapshot | None, ...]
+
+    @classmethod
+    def read(cls, rows: Sequence[tuple[Any, ...]]) -> Self:
+        """Make sense of the statements `watermarks` and `account`. Raises OutboxMissingError."""
+        if not rows:
+            raise OutboxMissingError
+        outbox_id, incarnation, delivery, *_ = rows[0]
+        shards = tuple(None if row[3] is None else Snapshot.parse(row[3]) for row in rows)
+        return cls(outbox_id, incarnation, delivery, shards)
+
+    def see(self, ticket: Ticket) -> bool:
+        """Whether all that the ticket's transaction may have committed is published. Raises TicketRefusedError."""
+        self.require(ticket)
+        return all(watermark is not None and watermark.sees(ticket.transaction_id) for watermark in self.shards)
+
+    def require(self, ticket: Ticket) -> None:
+        """Raise TicketRefusedError unless the ticket is of this outbox and incarnation."""
+        if ticket.outbox_id != self.outbox_id:
+            raise TicketRefusedError(
+                f"the ticket is of outbox {ticket.outbox_id}, this one is {self.outbox_id}: ask the outbox, in the "
+                "database, that it was stashed into"
+            )
+        if ticket.incarnation != self.incarnation:
+            raise TicketRefusedError(
+                f"the ticket is of incarnation {ticket.incarnation}, the outbox is in {self.incarnation}: the database "
+                "was restored, or failed over, and its transaction ids name others since. See <outbox>_adopted, and "
+                "look for the transaction's rows"
+            )
+
+    def later(self, shard: int, watermark: Snapshot) -> Self:
+        """The same with what was announced of a shard, unless that is known."""
+        known = self.shards[shard]
+        if known is not None and not watermark.includes(known):
+            return self
+        return replace(self, shards=(*self.shards[:shard], watermark, *self.shards[shard + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a transaction: Postgres' word for it (None: forgotten), and its name if it is prepared."""
+
+    status: str | None
+    prepared: str | None
+    prepared_for: float | None
+
+
+def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks, *, left: int | None = None) -> TicketStatus:
+    """How far a ticket's transaction is.
+
+    Raises RolledBackError; TicketRefusedError, also when Postgres has forgotten what became of it; NoWatermarkError
+    when the outbox is harvested in a way in which nobody will ever know.
+    """
+    seen = watermarks.see(ticket)
+    if outcome.status == "aborted":
+        raise RolledBackError(
+            f"transaction {ticket.transaction_id} was rolled back: nothing of it is, or ever will be, published"
+        )
+    if outcome.status is None:
+        raise TicketRefusedError(
+            f"Postgres has forgotten whether transaction {ticket.transaction_id} was committed: it is too long ago. "
+            f"What it may have committed is {'' if seen else 'not known to be '}published. Look for its rows"
+        )
+    if outcome.status == "in progress":
+        state = TicketState.OPEN if outcome.prepared is None else TicketState.PREPARED
+        return TicketStatus(ticket, state, None, outcome.prepared, outcome.prepared_for)
+    if seen:
+        return TicketStatus(ticket, TicketState.PUBLISHED, 0)
+    if watermarks.delivery == "at_least_once":
+        raise NoWatermarkError
+    return TicketStatus(ticket, TicketState.WAITING, left)
+
+
+def published(connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox") -> bool:
+    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Costs two statements.
+
+    Raises what `ticket_status` raises.
+    """
+    return ticket_status(connection, ticket, outbox=outbox, counted=False).state is TicketState.PUBLISHED
+
+
+def ticket_status(
+    connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox", counted: bool = True
+) -> TicketStatus:
+    """How far a ticket's transaction is; `counted` also counts what is left of it.
+
+    Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation,
+    and when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
+    """
+    name = OutboxName.parse(outbox)
+    asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
+    values = {"transaction_ids": [str(asked.transaction_id)], "outbox": name.text()}
+
+    def ask(statement: str) -> list[tuple[Any, ...]]:
+        return cursor.execute(query(statement, name), values).fetchall()
+
+    with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
+        watermarks = Watermarks.read(ask("watermarks"))
+        watermarks.require(asked)
+        # Behind the watermark: what that saw as ended has ended here, too.
+        ((_, *outcome),) = ask("outcomes")
+        status = judge(asked, Outcome(*outcome), watermarks)
+        if not counted or status.state is not TicketState.WAITING or not ask("may_count")[0][0]:
+            return status
+        return replace(status, left=sum(count for _, count in ask("left")))
+
+
+def query(statement: str, name: OutboxName) -> Any:
+    """A statement about tickets for one outbox."""
+    return render(statements("tickets.sql")[statement], name)

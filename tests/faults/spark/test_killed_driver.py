@@ -1,0 +1,97 @@
+"""A stream whose driver is killed again and again: each number arrives once, and in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from faults.spark.standalone import start_job
+
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+
+KILLS = {"short": 3, "long": 20}
+BATCHES_A_KILL = 12
+RECORDS_A_BATCH = 300
+COMMIT_SQL = "INSERT INTO business SELECT number FROM staged"
+
+
+def kill(driver: subprocess.Popen[bytes], chance: random.Random) -> None:
+    """All of it at once, or only its JVM, so that a Python process goes on with a commit that nobody waits for."""
+    if chance.random() < 0.5:
+        os.killpg(driver.pid, signal.SIGKILL)
+    else:
+        for process in psutil.Process(driver.pid).children(recursive=True):
+            if process.name() == "java":
+                process.kill()
+                break
+        try:
+            driver.wait(10)  # Python sees that its JVM is gone
+        except subprocess.TimeoutExpired:
+            os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+
+
+@pytest.mark.parametrize("seed", [int(time.time())])
+def test_each_record_once(database: str, tmp_path: Path, request: pytest.FixtureRequest, seed: int) -> None:
+    kills = KILLS[request.config.getoption("--faults")]
+    chance = random.Random(seed)
+    source = tmp_path / "source"
+    source.mkdir()
+    batches = (kills + 1) * BATCHES_A_KILL
+    for batch in range(batches):
+        numbers = range(batch * RECORDS_A_BATCH, (batch + 1) * RECORDS_A_BATCH)
+        file = source / f"{batch:05}.txt"
+        file.write_text("".join(f"{number}\n" for number in numbers))
+        os.utime(file, (time.time() - batches + batch,) * 2)  # the source reads the oldest first
+    log = tmp_path / "driver.log"
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, OutboxName.parse("outbox"))
+        connection.execute("CREATE TABLE business (number bigint PRIMARY KEY)")
+
+        def one(query: str) -> Any:
+            row = connection.execute(query.encode()).fetchone()
+            return row and row[0]
+
+        def start() -> subprocess.Popen[bytes]:
+            inline = {"inlineBytes": "0"} if chance.random() < 0.5 else {}
+            return start_job(
+                tmp_path,
+                "streaming_job.py",
+                log=log,
+                url=database,
+                source=str(source),
+                checkpoint=str(tmp_path / "checkpoint"),
+                options={"commitSql": COMMIT_SQL, **inline},
+            )
+
+        def committed() -> int:
+            return int(one("SELECT count(*) FROM outbox_commits"))
+
+        for _ in range(kills):
+            driver = start()
+            before, deadline = committed(), time.monotonic() + 90
+            while committed() == before:
+                assert driver.poll() is None, log.read_text()[-4000:]
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 1))
+            assert driver.poll() is None, "the stream has ended before it could be killed"
+            kill(driver, chance)
+        last = start()
+        assert last.wait(300) == 0, log.read_text()[-4000:]
+
+        expected = list(range(batches * RECORDS_A_BATCH))
+        assert one("SELECT array_agg(kafka_value::int ORDER BY id) FROM outbox") == expected
+        assert one("SELECT array_agg(number::int ORDER BY number) FROM business") == expected
+        assert committed() == batches
+        assert one("SELECT count(*) FROM pg_class WHERE relname LIKE '%\\_staging\\_%'") == 0

@@ -1,0 +1,42 @@
+"""Leaders that are killed again and again, at random moments."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from faults.scene import EXACTLY_ONCE, Scene
+from harvesting import Process
+
+LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
+TAKE_OVER = 15.0
+
+
+def leader_of(scene: Scene) -> Process | None:
+    """The member whose view the fence row names; None when it is one that has ended."""
+    [(member,)] = scene.outbox.query("SELECT member FROM outbox_leader")
+    running = {process.popen.pid: process for process in scene.members if process.popen.poll() is None}
+    return running.get(int(member.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
+def test_kill_9_at_random_moments(scene: Scene, is_long: bool) -> None:
+    kills, scene.records = (20, 200_000) if is_long else (4, 60_000)
+    scene.limits, scene.pot = LIMITS, 20_000
+    moments = random.Random()
+    scene.leader()
+    scene.standby()
+    scene.midway(scene.records // (kills + 2))
+    for _ in range(kills):
+        time.sleep(moments.uniform(0, 0.5))
+        leader = leader_of(scene)
+        assert leader is not None, scene.story()
+        leader.popen.kill()
+        leader.popen.wait()
+        scene.was_in_flight()
+        scene.wait_until(lambda: leader_of(scene) is not None, within=TAKE_OVER)
+        scene.member()
+        scene.midway(scene.records // (kills + 2))
+    scene.ends_well()
+    assert scene.load.written >= scene.records

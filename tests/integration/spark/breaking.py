@@ -1,0 +1,73 @@
+"""A data source that breaks where a test wants it to: the real one, with a fault before or behind one of its calls.
+
+The classes are made inside functions, so that Spark sends them to its workers whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from airflow_outbox.spark.batch import BatchWriter
+from airflow_outbox.spark.source import OutboxDataSource
+
+Fault = Callable[[], None]
+
+
+def nothing() -> None:
+    pass
+
+
+def register_breaking(
+    session: SparkSession,
+    name: str,
+    *,
+    before_rows: Fault = nothing,
+    amid_rows: Fault = nothing,
+    after_rows: Fault = nothing,
+    staged: Fault = nothing,
+    before_commit: Fault = nothing,
+    after_commit: Fault = nothing,
+) -> None:
+    """Make `format(name)` known.
+
+    Faults in a task: before its first row, behind its first batch, behind its last, and when all is staged for good;
+    in the driver: before and behind the commit.
+    """
+
+    for fault in (before_rows, amid_rows, after_rows, staged, before_commit, after_commit):
+        cloudpickle.register_pickle_by_value(sys.modules[fault.__module__])  # workers don't have the tests
+
+    class Writer(BatchWriter):
+        def write(self, iterator: Iterator[Any]) -> Any:
+            def batches() -> Iterator[Any]:
+                before_rows()
+                for batch in iterator:
+                    yield batch.slice(0, 1)
+                    amid_rows()
+                    yield batch.slice(1)
+                after_rows()
+
+            message = super().write(batches())
+            staged()
+            return message
+
+        def commit(self, messages: Any) -> None:
+            before_commit()
+            super().commit(messages)
+            after_commit()
+
+    class Breaking(OutboxDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+            plain = super().writer(schema, overwrite)
+            return Writer(plain.run, plain.layout, plain.options, plain.is_done, plain.wrote)
+
+    session.dataSource.register(Breaking)

@@ -1,0 +1,70 @@
+"""With PgBouncer between, which gives each transaction another session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
+from pooler import Pooler
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.spark import register
+
+ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}
+
+
+@pytest.fixture(scope="module")
+def pooler(postgres: EmbeddedPostgres, server_folder: Path) -> Iterator[Pooler]:
+    with Pooler(server_folder / "pooler", postgres.dsn()) as pooler:
+        yield pooler
+
+
+@pytest.fixture
+def pooled(shop: Shop, pooler: Pooler) -> Shop:
+    """The same shop, by way of the pooler; what the test itself asks goes straight."""
+    return Shop(pooler.url(shop.connection.info.dbname), shop.connection)
+
+
+def test_it_pools_transactions(pooled: Shop) -> None:
+    """As sharply as it can: a setting of a session is seen by another client, or not by its own."""
+    with psycopg.connect(pooled.url, autocommit=True) as one, psycopg.connect(pooled.url, autocommit=True) as other:
+        one.execute("SET application_name = 'whose'; SET search_path = nowhere")
+        assert other.execute("SHOW search_path").fetchone() == ("nowhere",)
+        one.execute("RESET search_path")
+
+
+def test_writes_of_one_id_at_once(pooled: Shop, orders: DataFrame, spark: SparkSession) -> None:
+    def write() -> None:
+        register(spark)
+        pooled.write(orders, **ORDER)
+
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(write) for _ in range(2)]:
+            future.result()
+    pooled.write(orders, **ORDER)
+    assert pooled.counts() == (RECORDS, RECORDS, 1)
+    assert pooled.staging_tables() == []
+
+
+@pytest.mark.parametrize("inline_bytes", ["0", "1000000"], ids=["staged", "inline"])
+def test_many_writes_leave_nothing_in_the_sessions(pooled: Shop, orders: DataFrame, inline_bytes: str) -> None:
+    for number in range(4):
+        pooled.write(orders.drop("headers") if number % 2 else orders, orderBy="number", inlineBytes=inline_bytes)
+    assert pooled.counts() == (4 * RECORDS, 0, 4)
+    assert pooled.staging_tables() == []
+    with psycopg.connect(pooled.url, autocommit=True) as connection:
+        found = connection.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+    assert not {name for (name,) in found} & {"work_mem", "lock_timeout", "synchronous_commit", "synchronize_seqscans"}
+
+
+def test_a_stream(pooled: Shop, orders: DataFrame, spark: SparkSession, tmp_path: Path) -> None:
+    orders.write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema(orders.schema).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    writer = stream.writeStream.format("outbox").options(url=pooled.url, commitSql=FILL_ORDERS)
+    writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
+    assert pooled.counts() == (RECORDS, RECORDS, 4)

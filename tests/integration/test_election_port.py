@@ -1,0 +1,151 @@
+"""The port `Election`, real and simulated, passes one suite: what the engine relies on, so that the simulation can be
+trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pytest
+from simulation.group import SimulatedElection
+from simulation.log import kafka_link
+from simulation.world import World
+
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.neli import NeliElection
+from airflow_outbox.harvest.ports import Election
+from airflow_outbox.harvest.protocol.election import Change, Lead, Standing
+from airflow_outbox.harvest.topics import KafkaNames, leader_partitions, make_leader_topic
+
+HEARTBEAT_TIMEOUT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member whose changes are collected as they come."""
+
+    election: Election
+    changes: asyncio.Queue[Change]
+
+    async def becomes(self, change: type[Change], within: float = 15) -> None:
+        async with asyncio.timeout(within):
+            assert isinstance(await self.changes.get(), change)
+
+
+@pytest.fixture(params=["real", "real, on a topic of Kafka's own", "simulated"])
+async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterator[Callable[[], Member]]:
+    """A function that makes a new member of one group."""
+    world = World(1)
+    members: list[Member] = []
+    tasks: list[asyncio.Task[None]] = []
+    if request.param != "simulated":
+        settings = HarvestConfig.validated(
+            {
+                "data_source": "",
+                "kafka": {"bootstrap.servers": request.getfixturevalue("kafka").bootstrap},
+                "limits": {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "session_timeout": 6},
+                "leader_topic": topic_prefix + "leader" if request.param == "real" else "__consumer_offsets",
+                "leader_group_id": topic_prefix + "group",
+            },
+            source="test",
+        )
+        names = KafkaNames.of(settings, uuid4())
+        assert make_leader_topic(settings, names) == (request.param == "real")
+        assert not make_leader_topic(settings, names)
+        partitions = leader_partitions(settings, names)
+
+    def new_election() -> Election:
+        if request.param == "simulated":
+            return SimulatedElection(world.group, kafka_link(world.network), HEARTBEAT_TIMEOUT)
+        return NeliElection(
+            settings, topic=names.leader_topic, partitions=partitions, group_id=names.leader_group_id, on_error=print
+        )
+
+    async def collect(member: Member) -> None:
+        async for _, change in member.election.changes():
+            member.changes.put_nowait(change)
+
+    def join() -> Member:
+        member = Member(new_election(), asyncio.Queue())
+        members.append(member)
+        tasks.append(asyncio.create_task(collect(member)))
+        return member
+
+    yield join
+    for member in members:
+        member.election.released(0)
+        await member.election.close()
+    await asyncio.gather(*tasks)
+
+
+async def one_leader(*members: Member) -> tuple[Member, Member]:
+    """The leader and the other of two members, once the group is at rest; joining may have moved the role."""
+    async with asyncio.timeout(15):
+        while sorted(member.election.standing(0) for member in members) != [Standing.LEADER, Standing.STANDBY]:
+            for member in members:
+                if member.election.standing(0) is Standing.STANDBY:
+                    member.election.released(0)
+            await asyncio.sleep(0.05)
+    for member in members:
+        while not member.changes.empty():
+            member.changes.get_nowait()
+    leader, other = sorted(members, key=lambda member: member.election.standing(0) is Standing.STANDBY)
+    return leader, other
+
+
+async def test_a_successor_leads_as_soon_as_the_leader_has_let_go_and_left(join: Callable[[], Member]) -> None:
+    first, second = join(), join()
+    leader, other = await one_leader(first, second)
+    leader.election.released(0)
+    await leader.election.close()
+    await other.becomes(Lead, within=HEARTBEAT_TIMEOUT)
+
+
+async def test_a_successor_waits_for_a_leader_that_has_not_let_go_but_not_for_ever(join: Callable[[], Member]) -> None:
+    first, second = join(), join()
+    leader, other = await one_leader(first, second)
+    leaving = asyncio.create_task(leader.election.close())
+    with pytest.raises(TimeoutError):
+        await other.becomes(Lead, within=0.8 * HEARTBEAT_TIMEOUT)
+    await other.becomes(Lead, within=2 * HEARTBEAT_TIMEOUT)
+    await leaving
+
+
+async def test_a_leader_stays_while_its_heartbeats_come_back(join: Callable[[], Member]) -> None:
+    member = join()
+    await member.becomes(Lead)
+    await asyncio.sleep(2.5 * HEARTBEAT_TIMEOUT)
+    assert member.changes.empty()
+    assert member.election.standing(0) is Standing.LEADER
+
+
+async def test_after_being_fenced_it_leads_again_on_a_heartbeat_sent_since(join: Callable[[], Member]) -> None:
+    member = join()
+    await member.becomes(Lead)
+    member.election.fenced(0)
+    assert member.election.standing(0) is Standing.FENCED
+    await member.becomes(Lead, within=HEARTBEAT_TIMEOUT)
+
+
+async def test_a_member_that_resigns_makes_room_and_may_come_back(join: Callable[[], Member]) -> None:
+    first, second = join(), join()
+    leader, other = await one_leader(first, second)
+    leader.election.resign("for a test")
+    leader.election.released(0)
+    await other.becomes(Lead, within=2 * HEARTBEAT_TIMEOUT)
+    assert leader.election.standing(0) is Standing.STANDBY
+    leader.election.rejoin()
+    await one_leader(first, second)
+
+
+async def test_a_member_that_joins_takes_nothing_from_the_leader(join: Callable[[], Member]) -> None:
+    first = join()
+    await first.becomes(Lead)
+    for _ in range(3):
+        other = join()
+        await asyncio.sleep(0.5)
+        await one_leader(first, other)
+        assert first.election.standing(0) is Standing.LEADER

@@ -1,0 +1,301 @@
+"""Tickets, answered by a real Postgres: every fate of a transaction, and whom they are told to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+import yaml
+from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
+
+from airflow_outbox import OutboxRecord, Ticket, published, stash
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.errors import (
+    InvalidTicketError,
+    NoWatermarkError,
+    OutboxMissingError,
+    PostgresError,
+    RolledBackError,
+    TicketRefusedError,
+)
+from airflow_outbox.fence import Flushed, Witness
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import Snapshot
+from airflow_outbox.schema import grant_statements, init_outbox
+from airflow_outbox.table import OutboxTable, connect
+from airflow_outbox.tickets import TicketState, ticket_status
+
+NAME = OutboxName.parse("outbox")
+RECORDS = [OutboxRecord("t", "k", str(number)) for number in range(3)]
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with an outbox that a leader has taken over, and nothing is published yet."""
+    with closing(psycopg.connect(database, autocommit=True)) as connection:
+        init_outbox(connection, NAME)
+        with leading(database) as table:
+            table.begin(view_of(connection), delivery="exactly_once", witness=Witness())
+        yield connection
+
+
+def leading(database: str) -> closing[OutboxTable]:
+    table = OutboxTable(connect(database, purpose="test"), NAME)
+    table.take_over(uuid4(), [table.backend()], member="test")
+    return closing(table)
+
+
+def view_of(connection: psycopg.Connection[Any]) -> UUID:
+    ((view,),) = connection.execute("SELECT view FROM outbox_leader").fetchall()
+    return view
+
+
+def snapshot(connection: psycopg.Connection[Any]) -> Snapshot:
+    ((text,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+    return Snapshot.parse(text)
+
+
+def publish(database: str, connection: psycopg.Connection[Any]) -> None:
+    """What a leader does that has published all that is visible."""
+    with leading(database) as table:
+        flushed = Flushed(snapshot(connection), {"t": 3})
+        table.heartbeat(view_of(connection), published=3, in_flight=0, rate=0, flushed=flushed)
+
+
+def stashed(connection: psycopg.Connection[Any]) -> Ticket:
+    with connection.transaction():
+        return stash(connection, RECORDS)
+
+
+def test_published_means_committed_and_seen_by_the_watermark(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    with connection.transaction():
+        ticket = stash(connection, RECORDS)
+        with closing(psycopg.connect(database, autocommit=True)) as other:
+            assert ticket_status(other, ticket).state is TicketState.OPEN
+            publish(database, other)
+            assert not published(other, ticket)
+    status = ticket_status(connection, str(ticket))
+    assert (status.state, status.left) == (TicketState.WAITING, 3)
+    assert not published(connection, ticket)
+    assert "3 records of it wait" in str(status)
+    publish(database, connection)
+    assert published(connection, ticket)
+    assert ticket_status(connection, ticket).left == 0
+
+
+def test_a_later_transaction_is_not_published_with_an_earlier_one(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    first = stashed(connection)
+    publish(database, connection)
+    later = stashed(connection)
+    assert (published(connection, first), published(connection, later)) == (True, False)
+
+
+def test_a_ticket_without_records_is_published_when_the_watermark_sees_it(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    with connection.transaction():
+        ticket = stash(connection, [])
+    assert ticket_status(connection, ticket).state is TicketState.WAITING
+    publish(database, connection)
+    assert published(connection, ticket)
+
+
+def test_a_transaction_that_was_rolled_back_is_an_error(database: str, connection: psycopg.Connection[Any]) -> None:
+    with connection.transaction():
+        ticket = stash(connection, RECORDS)
+        raise psycopg.Rollback
+    for _ in range(2):  # whether or not the watermark sees it
+        with pytest.raises(RolledBackError, match=f"transaction {ticket.transaction_id} was rolled back"):
+            published(connection, ticket)
+        publish(database, connection)
+
+
+def test_a_prepared_transaction_is_named(database: str, connection: psycopg.Connection[Any]) -> None:
+    connection.autocommit = False
+    connection.tpc_begin("the orphan")
+    ticket = stash(connection, RECORDS)
+    connection.tpc_prepare()
+    with closing(psycopg.connect(database, autocommit=True)) as other:
+        publish(database, other)
+        status = ticket_status(other, ticket)
+        assert (status.state, status.prepared) == (TicketState.PREPARED, "the orphan")
+        assert "prepared as 'the orphan'" in str(status)
+        other.tpc_commit("the orphan")
+        assert ticket_status(other, ticket).state is TicketState.WAITING
+        publish(database, other)
+        assert published(other, ticket)
+    connection.close()
+
+
+def test_another_incarnations_and_another_outboxes_tickets_are_refused(connection: psycopg.Connection[Any]) -> None:
+    ticket = stashed(connection)
+    with pytest.raises(TicketRefusedError, match="of outbox"):
+        published(connection, Ticket(uuid4(), ticket.incarnation, ticket.transaction_id))
+    with pytest.raises(TicketRefusedError, match="incarnation"):
+        published(connection, Ticket(ticket.outbox_id, 2, ticket.transaction_id))
+    with pytest.raises(InvalidTicketError):
+        published(connection, "no ticket")
+    with pytest.raises(OutboxMissingError):
+        published(connection, ticket, outbox="elsewhere")
+
+
+def test_what_postgres_has_forgotten_is_said_to_be_forgotten(connection: psycopg.Connection[Any]) -> None:
+    ticket = stashed(connection)
+    with pytest.raises(TicketRefusedError, match="forgotten"):
+        published(connection, Ticket(ticket.outbox_id, 1, 3))
+
+
+def test_a_ticket_of_the_future_is_none_that_has_ended(connection: psycopg.Connection[Any]) -> None:
+    ticket = stashed(connection)
+    ahead = Ticket(ticket.outbox_id, 1, ticket.transaction_id + 10**6)
+    assert ticket_status(connection, ahead).state is TicketState.OPEN
+
+
+def test_harvested_at_least_once_nobody_knows(database: str, connection: psycopg.Connection[Any]) -> None:
+    before = stashed(connection)
+    publish(database, connection)
+    with leading(database) as table:
+        table.begin(view_of(connection), delivery="at_least_once", witness=Witness())
+    assert published(connection, before)
+    with pytest.raises(NoWatermarkError, match="exactly_once"):
+        published(connection, stashed(connection))
+
+
+@pytest.mark.parametrize(("role", "counts"), [("stash", False), ("job", False), ("look", True), ("harvest", True)])
+def test_whoever_may_stash_may_ask(
+    connection: psycopg.Connection[Any], role: Any, counts: bool, request: pytest.FixtureRequest
+) -> None:
+    ticket = stashed(connection)
+    grantee = f"asks_{uuid4().hex[:8]}"
+    connection.execute(f"CREATE ROLE {grantee}".encode())
+    try:
+        for statement in grant_statements(connection, NAME, role, grantee):
+            connection.execute(statement.encode())
+        connection.execute(f"SET ROLE {grantee}".encode())
+        assert ticket_status(connection, ticket).left == (3 if counts else None)
+    finally:
+        connection.execute("RESET ROLE")
+        connection.execute(f"DROP OWNED BY {grantee}; DROP ROLE {grantee}".encode())
+
+
+def test_who_may_nothing_is_told_what_is_needed(connection: psycopg.Connection[Any]) -> None:
+    ticket = stashed(connection)
+    grantee = f"asks_{uuid4().hex[:8]}"
+    connection.execute(f"CREATE ROLE {grantee}".encode())
+    try:
+        connection.execute(f"SET ROLE {grantee}".encode())
+        with pytest.raises(PostgresError, match="airflow-outbox grant"):
+            published(connection, ticket)
+    finally:
+        connection.execute("RESET ROLE")
+        connection.execute(f"DROP ROLE {grantee}".encode())
+
+
+def test_the_view_tells_in_sql(database: str, connection: psycopg.Connection[Any]) -> None:
+    ticket = stashed(connection)
+    asked = """
+        SELECT pg_xact_status(%(id)s::text::xid8) = 'committed'
+           AND coalesce(bool_and(pg_visible_in_snapshot(%(id)s::text::xid8, watermark)), false)
+        FROM outbox_published
+    """
+    values = {"id": str(ticket.transaction_id)}
+    assert connection.execute(asked, values).fetchall() == [(False,)]
+    publish(database, connection)
+    assert connection.execute(asked, values).fetchall() == [(True,)]
+    assert connection.execute("SELECT batch, topics FROM outbox_published").fetchall() == [(0, {"t": 3})]
+
+
+# With a real harvester
+
+
+@pytest.fixture
+def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
+    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+
+
+@pytest.fixture
+def start(outbox: Outbox) -> Iterator[Callable[[], Process]]:
+    started: list[Process] = []
+
+    def start() -> Process:
+        started.append(Process(CHILD, first_line={"config": outbox.settings, "until": "forever"}))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, start: Callable[[], Process]) -> None:
+    """Harvesters are killed while a writer goes on; and the counts of records a topic are exact in the end."""
+    tickets: list[Ticket] = []
+    claimed = 0
+    with (
+        closing(psycopg.connect(outbox.database, autocommit=True)) as connection,
+        closing(psycopg.connect(outbox.database, autocommit=True)) as listening,
+    ):
+        identity = OutboxTable(connection, NAME).identity()
+        listening.execute(f'LISTEN "outbox {identity.outbox_id}"'.encode())
+        for _ in range(2):
+            process = start()
+            process.wait_for("view")
+            for _ in range(15):
+                with connection.transaction():
+                    turn = len(tickets)
+                    records = [OutboxRecord(outbox.topic, f"k{n}", str(5 * turn + n)) for n in range(5)]
+                    tickets.append(stash(connection, records))
+                notes = [note.payload.split(" ") for note in listening.notifies(timeout=0.05)]
+                seen = [Snapshot.parse(snapshot) for shard, incarnation, snapshot in notes]
+                news = sum(any(each.sees(ticket.transaction_id) for each in seen) for ticket in tickets)
+                if news > claimed:
+                    claimed = news
+                    assert len(outbox.published()) >= 5 * claimed
+            process.end()
+        assert claimed > 10
+        start()
+        wait_until(lambda: all(published(connection, ticket) for ticket in tickets), within=30)
+        assert sorted(number for _, number in outbox.published()) == list(range(5 * len(tickets)))
+        counts = [({outbox.topic: 5 * len(tickets)},)]
+        wait_until(lambda: outbox.query("SELECT topics FROM outbox_published") == counts, within=5)
+
+
+def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_path: Path) -> None:
+    file = tmp_path / "outbox.yaml"
+    file.write_text(yaml.safe_dump(outbox.settings))
+
+    def ask(ticket: Ticket | str, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, "status", "-f", str(file), "--ticket", str(ticket), *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with closing(psycopg.connect(outbox.database, autocommit=True)) as connection:
+        with connection.transaction():
+            ticket = stash(connection, OutboxRecord(outbox.topic, "k", "1"))
+        waiting = ask(ticket)
+        assert (waiting.returncode, waiting.stdout.strip()) == (
+            3,
+            f"transaction {ticket.transaction_id} is committed, 1 records of it wait to be published",
+        )
+        start().wait_for("view")
+        wait_until(lambda: published(connection, ticket), within=20)
+    told = ask(ticket, "--output", "json")
+    assert told.returncode == 0
+    assert json.loads(told.stdout) == {
+        "ticket": str(ticket),
+        "state": "published",
+        "left": 0,
+        "prepared": None,
+        "prepared_for": None,
+    }
+    refused = ask("nonsense")
+    assert (refused.returncode, "not a ticket" in refused.stderr) == (1, True)

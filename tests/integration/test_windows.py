@@ -1,0 +1,252 @@
+"""Windows over a real Postgres: each committed record is read once, whatever the writers' transactions do."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.harvest.protocol.windows import Windows
+from airflow_outbox.names import OutboxName
+from airflow_outbox.pages import OutboxRow
+from airflow_outbox.records import Snapshot
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.sql import statements
+from airflow_outbox.table import OutboxTable, connect, render
+
+NAME = OutboxName.parse("outbox")
+INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('t', 'k', %s)"
+
+
+@pytest.fixture(scope="module")
+def own_postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
+    settings = {"max_prepared_transactions": "20"}
+    with EmbeddedPostgres(server_folder / "windows", fsync=False, settings=settings) as server:
+        yield server
+
+
+@pytest.fixture
+def prepared_database(own_postgres: EmbeddedPostgres) -> Iterator[str]:
+    """One whose server knows prepared transactions, with an outbox."""
+    name = f"windows_{uuid.uuid4().hex[:12]}"
+    database = own_postgres.create_database(name)
+    with psycopg.connect(database) as connection:
+        init_outbox(connection, NAME)
+    yield database
+    own_postgres.drop_database(name)
+
+
+class Reader:
+    """Reads as a leader does."""
+
+    def __init__(self, database: str, *, max_records: int) -> None:
+        self.table = OutboxTable(connect(database, purpose="test"), NAME)
+        self.table.prefer_indexes()
+        self.windows = Windows()
+        self.seen: Counter[str] = Counter()
+        self.ids: list[int] = []
+        self.pages: list[tuple[int, float]] = []
+        self._max_records = max_records
+
+    def read(self) -> bool:
+        """A page; whether there was anything."""
+        begun = time.monotonic()
+        page = self.table.read(self.windows.next, max_records=self._max_records, max_bytes=10**9, transaction_ids=False)
+        rows: list[OutboxRow] = list(page.rows)
+        self.seen.update(str(row[3]) for row in rows)
+        self.ids += [row[0] for row in rows]
+        self.pages.append((len(rows), time.monotonic() - begun))
+        self.windows.advance(snapshot=page.snapshot, last_id=rows[-1][0] if rows else None, complete=page.complete)
+        return bool(rows)
+
+    def read_all(self) -> None:
+        """Until a window comes that is empty."""
+        while self.read():
+            pass
+
+    @property
+    def is_within_a_window(self) -> bool:
+        return self.windows.next.within is not None
+
+
+Kept = Callable[[psycopg.Connection, list[str], random.Random], list[str]]
+"""Writes some values, ends the transaction, and tells which are committed."""
+
+
+def committed(connection: psycopg.Connection, values: list[str], _: random.Random) -> list[str]:
+    for value in values:
+        connection.execute(INSERT, [value])
+    connection.commit()
+    return values
+
+
+def rolled_back(connection: psycopg.Connection, values: list[str], _: random.Random) -> list[str]:
+    for value in values:
+        connection.execute(INSERT, [value])
+    connection.rollback()
+    return []
+
+
+def with_savepoints(connection: psycopg.Connection, values: list[str], chance: random.Random) -> list[str]:
+    kept = []
+    for value in values:
+        with connection.transaction() as savepoint:
+            connection.execute(INSERT, [value])
+            if chance.random() < 0.5:
+                raise psycopg.Rollback(savepoint)
+            kept.append(value)
+    connection.commit()
+    return kept
+
+
+def with_ids_drawn_early(connection: psycopg.Connection, values: list[str], chance: random.Random) -> list[str]:
+    """Before the transaction has an id of its own."""
+    drawn = [connection.execute("SELECT nextval('outbox_id_seq')").fetchone() for _ in values]
+    time.sleep(chance.uniform(0, 0.1))
+    for value, row in zip(values, drawn, strict=True):
+        assert row is not None
+        connection.execute(
+            "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) VALUES (%s, 't', 'k', %s)", [row[0], value]
+        )
+    connection.commit()
+    return values
+
+
+def slow(connection: psycopg.Connection, values: list[str], chance: random.Random) -> list[str]:
+    for value in values:
+        connection.execute(INSERT, [value])
+        time.sleep(chance.uniform(0, 0.1))
+    connection.commit()
+    return values
+
+
+def prepared(connection: psycopg.Connection, values: list[str], chance: random.Random) -> list[str]:
+    for value in values:
+        connection.execute(INSERT, [value])
+    name = sql.Literal(str(uuid.uuid4()))
+    keeps = chance.random() < 0.7
+    connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(name))
+    connection.commit()
+    time.sleep(chance.uniform(0, 0.2))
+    connection.autocommit = True
+    connection.execute(sql.SQL("COMMIT PREPARED {}" if keeps else "ROLLBACK PREPARED {}").format(name))
+    connection.autocommit = False
+    return values if keeps else []
+
+
+KINDS: list[Kept] = [committed, rolled_back, with_savepoints, with_ids_drawn_early, slow, prepared]
+
+
+@pytest.mark.parametrize("max_records", [7, 10_000], ids=["pages of 7", "whole windows"])
+def test_each_committed_record_is_read_once(
+    prepared_database: str, max_records: int, request: pytest.FixtureRequest
+) -> None:
+    seconds = 60 if request.config.getoption("--faults") == "long" else 4
+    kept: list[str] = []
+    ending = threading.Event()
+
+    def write(writer: int) -> None:
+        chance = random.Random(writer)
+        with psycopg.connect(prepared_database) as connection:
+            for turn in range(1_000_000):
+                if ending.is_set():
+                    return
+                values = [f"{writer}/{turn}/{number}" for number in range(chance.randint(1, 12))]
+                kept.extend(chance.choice(KINDS)(connection, values, chance))
+
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(8)]
+    reader = Reader(prepared_database, max_records=max_records)
+    with closing(reader.table), psycopg.connect(prepared_database) as late:
+        late.execute(INSERT, ["hours late"])
+        for writer in writers:
+            writer.start()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            reader.read()
+        ending.set()
+        for writer in writers:
+            writer.join()
+        reader.read_all()
+        windows = len(reader.pages)
+        late.commit()
+        reader.read_all()
+    assert windows > 100
+    assert reader.seen == Counter([*kept, "hours late"])
+    assert sum(later < earlier for earlier, later in zip(reader.ids, reader.ids[1:], strict=False)) > 20, (
+        "hardly any record came after one with a higher id"
+    )
+
+
+def test_a_transaction_without_end_costs_nothing(prepared_database: str) -> None:
+    reader = Reader(prepared_database, max_records=100)
+    with (
+        closing(reader.table),
+        psycopg.connect(prepared_database) as idle,
+        psycopg.connect(prepared_database) as writer,
+    ):
+        idle.execute(INSERT, ["at last"])
+        for turn in range(50):
+            committed(writer, [str(turn)], random.Random())
+            reader.read_all()
+        assert len(reader.seen) == 50
+        after = reader.windows.next.after
+        assert after is not None
+        assert len(after.in_progress) == 1
+        idle.commit()
+        reader.read_all()
+        assert reader.seen["at last"] == 1
+
+
+def plan(table: OutboxTable, statement: str, **values: object) -> str:
+    query = render(
+        statements("queries.sql")[statement],
+        NAME,
+        partition=sql.Identifier("kafka_partition"),
+        transaction_id=sql.SQL("NULL::bigint"),
+    )
+    given = {"max_records": 10_000, "max_bytes": 10**8, "above": 0, "within": None, **values}
+    rows = table.connection.execute(sql.SQL("EXPLAIN {}").format(query), given).fetchall()
+    return "\n".join(row[0] for row in rows)
+
+
+def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_of_it(prepared_database: str) -> None:
+    """A million records, of which the first page and the last cost about the same."""
+    with psycopg.connect(prepared_database, autocommit=True) as writer:
+        writer.execute("ALTER TABLE outbox SET (autovacuum_enabled = false)")
+        writer.execute("ANALYZE outbox")
+        reader = Reader(prepared_database, max_records=10_000)
+        with closing(reader.table):
+            committed(writer, ["first"], random.Random())
+            reader.read_all()
+            before = reader.windows.next.after
+            writer.execute(
+                "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) "
+                "SELECT 't', 'k', n::text FROM generate_series(1, 1000000) AS n"
+            )
+            reader.pages.clear()
+            within: Snapshot | None = None
+            while reader.read():
+                if reader.is_within_a_window:
+                    within = within or reader.windows.next.within
+                    reader.table.connection.execute("SELECT 1")
+            assert len(reader.seen) == 1_000_001
+            assert set(reader.seen.values()) == {1}
+            first = plan(reader.table, "read_window", after=str(before))
+            further = plan(reader.table, "read_on", after=str(before), within=str(within), above=500_000)
+    assert "outbox_transaction_id_idx" in first, first
+    assert "outbox_pkey" in further, further
+    assert "Seq Scan" not in first + further
+    assert "Sort" not in further, further
+    seconds = [seconds for records, seconds in reader.pages if records == 10_000]
+    assert len(seconds) == 100
+    assert sum(seconds[-10:]) < 3 * sum(seconds[1:11]), seconds

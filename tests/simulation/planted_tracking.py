@@ -1,0 +1,44 @@
+"""Bugs of flush tracking: what is published is not known, or not counted, as it should be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
+from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
+from airflow_outbox.harvest.protocol.ledger import Entry
+from airflow_outbox.pages import Reading
+
+
+class FlushesEarly(FlushTracking):
+    """Takes what is sent for flushed."""
+
+    def send(self, records: int) -> None:
+        super().send(records)
+        self.flush(records)
+
+
+class TakesPageForWindow(ExactlyOnceTerm):
+    """Takes every page for all of its window."""
+
+    async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
+        found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
+        if (within := self._windows.next.within) is not None:
+            self._tracking.end_window(within)
+        return found
+
+
+class EndsWindowsLate(ExactlyOnceTerm):
+    """Takes a later snapshot for that of a window of several pages."""
+
+    async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
+        before = self._windows.next.within
+        found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
+        if before is not None and self._windows.next.within is None:
+            page = await self._table.read(Reading(), max_records=1, max_bytes=1, transaction_ids=False)
+            self._tracking.end_window(page.snapshot)
+        return found
+
+
+def no_topics(entry: Entry) -> Counter[str]:
+    return Counter()
