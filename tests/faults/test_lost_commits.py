@@ -106,8 +106,9 @@ def crash(stage: Stage, stop: str, *, without: tuple[str, ...] = ()) -> tuple[li
     with psycopg.connect(stage.outbox.database) as connection:
         for _ in range(5):
             instead += write(stage, connection, 10**6 + len(instead))
-    again = set(visible(stage).values())
-    assert again & set(lost.values()), "no id and transaction id was given out again"
+    again = visible(stage).values()
+    for lost_ones, new_ones in zip(zip(*lost.values(), strict=True), zip(*again, strict=True), strict=True):
+        assert set(lost_ones) & set(new_ones), "no id, or no transaction id, was given out again"
     os.kill(leader.popen.pid, signal.SIGCONT)
     kept = [number for number in written if number not in lost]
     return [*range(BEFORE), *kept, *instead], lost
