@@ -25,8 +25,19 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
         "hooks": _modules("airflow_outbox.hooks.outbox"),
         "operators": _modules("airflow_outbox.operators.stash", "airflow_outbox.operators.spark"),
-        "sensors": _modules("airflow_outbox.sensors.harvest"),
-        "triggers": _modules("airflow_outbox.triggers.harvest"),
+        "sensors": _modules("airflow_outbox.sensors.harvest", "airflow_outbox.sensors.published"),
+        "triggers": _modules(
+            "airflow_outbox.triggers.harvest",
+            "airflow_outbox.triggers.published",
+            "airflow_outbox.triggers.watermark",
+        ),
+        "asset-uris": [
+            {
+                "schemes": ["outbox"],
+                "handler": "airflow_outbox.assets.sanitize_uri",
+                "factory": "airflow_outbox.assets.create_asset",
+            }
+        ],
     }
 
 

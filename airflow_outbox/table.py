@@ -36,6 +36,13 @@ from airflow_outbox.sql import statements
 SCHEMA_VERSION = 3
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 SHARD = 0
+KEEP_ALIVE = {
+    "connect_timeout": 5,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5000,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +105,9 @@ def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psyco
     `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
     """
-    keep_alive = {
-        "connect_timeout": 5,
-        "keepalives_idle": 2,
-        "keepalives_interval": 1,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 5000,
-    }
     try:
         given = psycopg.conninfo.conninfo_to_dict(data_source)
-        settings = {**keep_alive, "application_name": f"airflow-outbox {purpose}", **given}
+        settings = {**KEEP_ALIVE, "application_name": f"airflow-outbox {purpose}", **given}
         if is_pooled:
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)

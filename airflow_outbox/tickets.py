@@ -1,8 +1,8 @@
 """Tickets: is all of a transaction published?
 
-`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has committed
-and the outbox's watermark sees it: then every record of it is in Kafka, committed, for every consumer to read. The
-watermark in the database is up to a second late; who listens hears of it earlier (`airflow_outbox.listening`).
+`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has
+committed and the outbox's watermark sees it: then every record of it is in Kafka, committed, for every consumer to
+read. The watermark in the database is up to a second late; who listens hears earlier (`airflow_outbox.listening`).
 
 A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
@@ -58,8 +58,8 @@ class TicketStatus:
         number = self.ticket.transaction_id
         if self.state is TicketState.PREPARED:
             return (
-                f"transaction {number} was prepared as {self.prepared!r} {self.prepared_for or 0:.0f} s ago and has not "
-                "ended: COMMIT PREPARED or ROLLBACK PREPARED has to be said, if whoever prepared it will not"
+                f"transaction {number} was prepared as {self.prepared!r} {self.prepared_for or 0:.0f} s ago and has "
+                "not ended: COMMIT PREPARED or ROLLBACK PREPARED has to be said, if whoever prepared it will not"
             )
         if self.state is TicketState.OPEN:
             return f"transaction {number} has not ended"
@@ -162,8 +162,8 @@ def ticket_status(
 ) -> TicketStatus:
     """How far a ticket's transaction is; `counted` also counts what is left of it.
 
-    Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation, and
-    when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
+    Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation,
+    and when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
     """
     name = OutboxName.parse(outbox)
     asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket

@@ -7,6 +7,7 @@ fields that no such call makes.
 from __future__ import annotations
 
 import binascii
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -15,7 +16,9 @@ import pyarrow.compute as pc
 
 from airflow_outbox.spark.layout import Layout, StagedColumn
 
-_SPECIAL = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+_ESCAPED = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+_QUOTED = (("\\", "\\\\"), ('"', '\\"'))
+PIECE_BYTES = 1_048_576
 _MOST_BYTES = 268_435_456  # of a batch at once: an Arrow string holds 2 GiB, and bytes become twice as long
 
 
@@ -26,9 +29,31 @@ def copy_lines(batch: pyarrow.RecordBatch, layout: Layout) -> list[bytes]:
     if batch.nbytes > _MOST_BYTES and batch.num_rows > 1:
         half = batch.num_rows // 2
         return copy_lines(batch.slice(0, half), layout) + copy_lines(batch.slice(half), layout)
-    columns = [_escaped(column_text(batch.column(column.place), column)) for column in layout.sent]
+    columns = [_replaced(column_text(batch.column(column.place), column), _ESCAPED) for column in layout.sent]
+    if layout.is_text:
+        columns = [*_constants(layout), *columns]
     rows = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement="\\N")
     return [_content(pc.binary_join_element_wise(rows, "", "\n"))]
+
+
+def pieces(text: bytes) -> Iterator[bytes]:
+    """A text in pieces of whole lines, each of a MiB at most where its lines allow that."""
+    start = 0
+    while len(text) - start > PIECE_BYTES:
+        end = text.rfind(b"\n", start, start + PIECE_BYTES) + 1 or text.index(b"\n", start) + 1
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _constants(layout: Layout) -> list[str]:
+    dates = ["now"] if layout.dates else []
+    texts = (
+        _replaced(_text(pyarrow.array([value]), as_bytes=kind.startswith("bytea")), _ESCAPED)
+        for kind, value in layout.constant.values()
+    )
+    return [*dates, *(text[0].as_py() for text in texts)]
 
 
 def column_text(array: Any, column: StagedColumn) -> Any:
@@ -63,13 +88,10 @@ def _text(array: Any, *, as_bytes: bool = False) -> Any:
 
 def _array_literals(lengths: Any, elements: Any) -> Any:
     """`{"a","b",NULL}` for each list."""
-    for found, written in (("\\", "\\\\"), ('"', '\\"')):
-        if _has(elements, found):
-            elements = pc.replace_substring(elements, found, written)
-    quoted = pc.fill_null(pc.binary_join_element_wise('"', elements, '"', ""), "NULL")
+    quoted = pc.binary_join_element_wise('"', _replaced(elements, _QUOTED), '"', "")
     ends = numpy.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=numpy.int32)
     offsets = pyarrow.array(numpy.concatenate([numpy.zeros(1, numpy.int32), ends]))
-    joined = pc.binary_join(pyarrow.ListArray.from_arrays(offsets, quoted), ",")
+    joined = pc.binary_join(pyarrow.ListArray.from_arrays(offsets, pc.fill_null(quoted, "NULL")), ",")
     return pc.if_else(pc.is_valid(lengths), pc.binary_join_element_wise("{", joined, "}", ""), None)
 
 
@@ -84,17 +106,14 @@ def _hex(array: Any) -> Any:
     return pc.if_else(pc.is_valid(array), pc.binary_join_element_wise("\\x", text, ""), None)
 
 
-def _escaped(array: Any) -> Any:
-    for found, written in _SPECIAL:
-        if _has(array, found):
+def _replaced(array: Any, replacements: Sequence[tuple[str, str]]) -> Any:
+    """Each text with some characters written as others. Most are nowhere, as a look through the buffer tells."""
+    content = array.buffers()[2]
+    seen = b"" if content is None else content.to_pybytes()
+    for found, written in replacements:
+        if found.encode() in seen:
             array = pc.replace_substring(array, found, written)
     return array
-
-
-def _has(array: Any, character: str) -> bool:
-    """Whether a character may be in a text: one look through the whole buffer, most often in vain."""
-    content = array.buffers()[2]
-    return content is not None and character.encode() in content.to_pybytes()
 
 
 def _content(array: Any) -> bytes:

@@ -1,13 +1,16 @@
 """The layout of staged rows: which columns of a DataFrame are sent to Postgres, as which types, and what is constant.
 
-A staged row has `topic`, `key`, `value`, `header_keys`, `header_values`, and `partition` where it is given. A constant
-is not sent; the view `staged` has it all the same. The job's own columns are sent where something reads them: the
-statements of `commitSql`, or `orderBy`.
+A staged row has `topic`, `key`, `value`, `header_keys`, `header_values`, and `partition` where it is given.
+
+Rows travel in one of two forms. As *text*, where nothing has to look into them before they are in the outbox: lines
+that the outbox's own COPY will read, staged in pieces that Postgres does not look into, either. That is the fastest
+way. As *rows*, where `commitSql` or `orderBy` reads them: in a table with a column each, also for the job's own columns
+that these may name. There a constant is not sent; the view `staged` has it all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,11 +71,15 @@ class StagedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a write stages: `sent` travels in this order, `constant` is the same for all rows (text, or None)."""
+    """What a write stages: `sent` travels in this order; of `constant`, the same for all rows, type and value.
+
+    `is_text` says in which form. `dates` says whether the outbox has to be told the time.
+    """
 
     sent: tuple[StagedColumn, ...]
     constant: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    """The value and the type of each constant column."""
+    is_text: bool = False
+    dates: bool = False
 
     @property
     def record_columns(self) -> list[str]:
@@ -85,9 +92,20 @@ class Layout:
         """The outbox's columns that the records fill."""
         return [_OUTBOX_COLUMNS[name] for name in self.record_columns]
 
+    @property
+    def text_columns(self) -> list[str]:
+        """The outbox's columns as a line of text has them: what is constant stands first."""
+        names = [*self.constant, *(column.name for column in self.sent)]
+        return [*(["create_time"] if self.dates else []), *(_OUTBOX_COLUMNS[name] for name in names)]
 
-def plan(schema: StructType, *, options: WriteOptions, outbox: Mapping[str, Column]) -> Layout:
-    """How rows of this schema are staged for this outbox. Raises ConfigurationError, which names the column."""
+
+def plan(
+    schema: StructType, *, options: WriteOptions, outbox: Mapping[str, Column], defaults: Collection[str]
+) -> Layout:
+    """How rows of this schema are staged for this outbox, which has `defaults` for these of its columns.
+
+    Raises ConfigurationError, which names the column.
+    """
     types = {column.name: column.dataType.simpleString() for column in schema.fields}
     places = {column.name: place for place, column in enumerate(schema.fields)}
     constant = _constants(options, outbox)
@@ -106,11 +124,15 @@ def plan(schema: StructType, *, options: WriteOptions, outbox: Mapping[str, Colu
         send("header_keys", "headers", "header names")
         send("header_values", "headers", "header values")
     taken = {column.name for column in sent} | set(constant)
+    for name in {"header_keys", "header_values"} - taken:
+        if _OUTBOX_COLUMNS[name] not in defaults:
+            constant[name] = (outbox[_OUTBOX_COLUMNS[name]].type, [])
     for place, column in enumerate(schema.fields):
         wanted = options.commit_sql is not None or column.name in options.order_by
         if wanted and column.name not in {*taken, *_RECORD_TYPES}:
             sent.append(StagedColumn(column.name, _postgres_type(column.name, column.dataType), place))
-    return Layout(tuple(sent), constant)
+    is_text = options.commit_sql is None and not options.order_by
+    return Layout(tuple(sent), constant, is_text, dates="create_time" not in defaults)
 
 
 def _constants(options: WriteOptions, outbox: Mapping[str, Column]) -> dict[str, tuple[str, Any]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import zipfile
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 
 from airflow_outbox import __version__
+from airflow_outbox.errors import ConfigurationError
 
 _FOR_SERVERS_ONLY = frozenset({"demo", "__pycache__"})
-_FOUND_BY_SPARK = "pyspark_outbox.py"
+_FOUND_BY_SPARK = "pyspark_outbox"
 
 
 def packed(folder: Path) -> Path:
@@ -22,8 +24,19 @@ def packed(folder: Path) -> Path:
     package = files("airflow_outbox")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         _add(archive, package, "airflow_outbox")
-        archive.writestr(_FOUND_BY_SPARK, package.joinpath("spark", _FOUND_BY_SPARK).read_bytes())
+        archive.writestr(f"{_FOUND_BY_SPARK}.py", _found_by_spark(package))
     return path
+
+
+def _found_by_spark(package: Traversable) -> bytes:
+    """It stands in the package in a checkout, and at the top level where it is installed."""
+    module = package.joinpath("spark", f"{_FOUND_BY_SPARK}.py")
+    if module.is_file():
+        return module.read_bytes()
+    installed = find_spec(_FOUND_BY_SPARK)
+    if installed is None or installed.origin is None:
+        raise ConfigurationError("the module pyspark_outbox is missing. Install airflow-outbox again")
+    return Path(installed.origin).read_bytes()
 
 
 def _add(archive: zipfile.ZipFile, source: Traversable, name: str) -> None:

@@ -12,12 +12,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
 
 import psycopg
 from psycopg import sql
 
 from airflow_outbox.names import OutboxName
+from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId
 from airflow_outbox.sql import statements
@@ -67,12 +69,12 @@ def stage(
     lines: Iterable[tuple[int, bytes]], *, run: Run, layout: Layout, inline_bytes: int, attempt: int, data_source: str
 ) -> StagedRows:
     """Stage the lines of one task attempt, given with how many rows each text holds. Raises PostgresError."""
-    count, held, held_bytes = 0, list[bytes](), 0
+    staged, held, held_bytes = 0, list[bytes](), 0
     copy: Callable[[bytes], None] | None = None
     table = run.table(attempt)
     with ExitStack() as stack:
         for rows, text in lines:
-            count += rows
+            staged += rows
             held.append(text)
             held_bytes += len(text)
             if copy is None and held_bytes > inline_bytes:
@@ -81,7 +83,7 @@ def stage(
                 for each in held:
                     copy(each)
                 held.clear()
-    return StagedRows(count, None if copy is None else table, tuple(held))
+    return StagedRows(staged, None if copy is None else table, tuple(held))
 
 
 @contextmanager
@@ -97,12 +99,27 @@ def _copy(table: str, run: Run, layout: Layout, data_source: str) -> Iterator[Ca
         connection.transaction(),
     ):
         *_, now = connection.execute(statement("begin_staging")).fetchone() or (0,)
-        connection.execute(statement("create_staging", typed_columns=typed_columns(layout)))
+        if layout.is_text:
+            connection.execute(statement("create_text_staging"))
+            connection.execute(statement("store_text_plainly"))
+        else:
+            connection.execute(statement("create_staging", typed_columns=typed_columns(layout)))
         about = sql.Literal(json.dumps({**run.description, "created": now}))
         connection.execute(statement("describe_staging", description=about))
-        copy = statement("copy", staged_columns=column_names(layout))
+        copy = statement("copy_text") if layout.is_text else statement("copy", staged_columns=column_names(layout))
         with connection.cursor().copy(copy) as rows:
-            yield rows.write
+            yield _pieces_into(rows) if layout.is_text else rows.write
+
+
+def _pieces_into(rows: psycopg.Copy) -> Callable[[bytes], None]:
+    rows.set_types(["int4", "int4", "bytea"])
+    places = count()
+
+    def write(text: bytes) -> None:
+        for piece in pieces(text):
+            rows.write_row((next(places), piece.count(b"\n"), piece))
+
+    return write
 
 
 def typed_columns(layout: Layout) -> sql.Composed:

@@ -47,11 +47,12 @@ class Plan:
 def planned(connection: psycopg.Connection[Any], schema: StructType, options: WriteOptions) -> Plan:
     """Look at the outbox. Raises ConfigurationError, which names the column; OutboxMissingError, PostgresError."""
     outbox = options.outbox
-    layout = plan(schema, options=options, outbox=OutboxTable(connection, outbox).columns)
+    columns = OutboxTable(connection, outbox).columns
     with translated(outbox):
-        query = render(statements("spark.sql")["schema_of"], outbox)
+        query = render(statements("spark.sql")["place_of"], outbox)
         row = connection.execute(query, {"outbox": outbox.text()}).fetchone()
-    return Plan(cast("tuple[str]", row)[0], layout)
+    outbox_schema, defaults = cast("tuple[str, list[str]]", row)
+    return Plan(outbox_schema, plan(schema, options=options, outbox=columns, defaults=defaults))
 
 
 @dataclass(frozen=True, slots=True)

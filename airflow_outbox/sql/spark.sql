@@ -2,9 +2,11 @@
 -- beside the outbox and fills; `staged`: a temporary view of the rows that count, those of the attempts that Spark accepted.
 -- A transaction pooler may stand between: what is set is set for one transaction, and no lock outlives one.
 
--- schema_of --
--- The schema that the outbox stands in.
-SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(outbox)s)
+-- place_of --
+-- The schema that the outbox stands in, and those of its columns that have a default.
+SELECT nspname, ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = pg_class.oid AND atthasdef AND NOT attisdropped)
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = to_regclass(%(outbox)s)
 
 -- begin_staging --
 -- First in the transaction of a task attempt. What follows is worth nothing until the commit, so it need not reach the disk: a crash
@@ -15,6 +17,14 @@ SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout',
 -- Unlogged, and made in the transaction that fills it: of an attempt that fails, nothing is left.
 CREATE UNLOGGED TABLE {staging} ({typed_columns}) WITH (autovacuum_enabled = false)
 
+-- create_text_staging --
+-- The same for rows that are kept as lines of text, in numbered pieces; `records` is how many lines a piece has.
+CREATE UNLOGGED TABLE {staging} (piece INTEGER NOT NULL, records INTEGER NOT NULL, lines BYTEA NOT NULL) WITH (autovacuum_enabled = false)
+
+-- store_text_plainly --
+-- To compress it would take longer than to write it.
+ALTER TABLE {staging} ALTER lines SET STORAGE EXTERNAL
+
 -- describe_staging --
 -- Whose it is, for those who sweep.
 COMMENT ON TABLE {staging} IS {description}
@@ -22,6 +32,10 @@ COMMENT ON TABLE {staging} IS {description}
 -- copy --
 -- Frozen: the table is this transaction's own, and whoever reads it later has nothing to find out about its rows.
 COPY {staging} ({staged_columns}) FROM STDIN WITH (FREEZE)
+
+-- copy_text --
+-- The same for pieces of text.
+COPY {staging} (piece, records, lines) FROM STDIN WITH (FORMAT binary, FREEZE)
 
 -- begin_commit --
 -- First in the commit's transaction. It is acknowledged when it is on disk, whatever the role says; a rival with the same id is waited
@@ -41,6 +55,14 @@ FROM {commits} CROSS JOIN {leader}
 WHERE app_id = %(app_id)s AND version >= %(version)s AND shard = 0
 ORDER BY version
 LIMIT 1
+
+-- staged_text --
+-- The next pieces, some MiB at a time.
+SELECT records, lines FROM {staging} WHERE piece >= %(first)s AND piece < %(behind)s ORDER BY piece
+
+-- stash_text --
+-- Lines of text become records as they are. Ids are drawn in their order.
+COPY {outbox} ({outbox_columns}) FROM STDIN
 
 -- hold_inline --
 -- For rows that came in the commit messages.

@@ -13,7 +13,7 @@ import pytest
 import airflow_outbox
 
 PACKAGE = Path(airflow_outbox.__file__).parent
-AIRFLOW_ROOMS = {"hooks", "triggers", "sensors", "operators", "provider_info", "version_compat"}
+AIRFLOW_ROOMS = {"assets", "hooks", "triggers", "sensors", "operators", "provider_info", "version_compat"}
 SPARK_ROOMS = {"spark"}
 SPARK_JOB = PACKAGE / "audit" / "spark_job.py"
 # Rooms from the outside in: each may import only from rooms behind it, and from its own.

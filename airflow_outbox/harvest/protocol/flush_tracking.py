@@ -14,7 +14,7 @@ Invariants, within an incarnation:
 - the watermark is a window's snapshot, so it moves at the bounds of transactions only; empty windows move it, too;
 - it never goes back: a snapshot that does not see all that the watermark sees is passed over. So a new term, which
   starts over with the whole table, goes on from what the last one left in the fence row;
-- what the fence row is told goes together: the watermark, and the records a topic, as of the last batch that was purged.
+- what the fence row is told goes together: watermark and records a topic, as of the last batch that was purged.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from harvesting import COMMAND, Process
 
 from airflow_outbox import OutboxRecord
+from airflow_outbox.audit import scene, topics
 from airflow_outbox.cli import main
 
 
@@ -140,6 +142,37 @@ def test_records_that_wait_are_not_missing(archived: Archived) -> None:
     assert counts(archived.audit()) == {"waiting": 1}
     archived.execute("DELETE FROM outbox WHERE id = 2")
     assert counts(archived.audit(status=1)) == {"missing": 1, "torn": 1}
+
+
+def test_what_happens_between_the_steps_of_an_audit_is_no_fault(
+    archived: Archived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go_on(number: int) -> None:
+        archived.stash(archived.record(number))
+        archived.publish([archived.record(number)])
+        archived.purge()
+
+    archived.stash(archived.record(0))  # which is published and purged only behind the snapshot
+    calls = iter(range(2))
+
+    def ends(*arguments: Any) -> Any:
+        if next(calls) == 0:
+            found = topics.ends(*arguments)
+            go_on(1)  # behind the first ends, and before the snapshot
+            archived.stash(archived.record(2))
+            return found
+        archived.publish([archived.record(2)])
+        archived.purge()
+        go_on(3)  # behind the snapshot, and before the second ends
+        found = topics.ends(*arguments)
+        go_on(4)
+        return found
+
+    monkeypatch.setattr(scene, "ends", ends)
+    archived.publish([archived.record(0)])
+    report = archived.audit("--exclusive")
+    assert counts(report) == {"later": 1}
+    assert report["stashed"] == 3
 
 
 def test_an_archive_that_is_filled_by_purging(archived: Archived) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import psycopg
 import pytest
@@ -108,6 +109,23 @@ def test_a_commit_whose_process_dies(shop: Shop, orders: DataFrame, spark: Spark
     assert shop.staging_tables() == []
 
 
+@pytest.mark.parametrize("form", ["text", "rows"])
+def test_a_part_of_the_staging_that_is_gone(shop: Shop, orders: DataFrame, spark: SparkSession, form: str) -> None:
+    url = shop.url
+
+    def lose() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            found = connection.execute("SELECT relname FROM pg_class WHERE relname LIKE '%\\_staging\\_%' ORDER BY 1")
+            name = cast("tuple[str]", found.fetchone())[0]
+            connection.execute(f'DELETE FROM "{name}" WHERE ctid = (SELECT max(ctid) FROM "{name}")'.encode())
+
+    register_breaking(spark, "breaking", before_commit=lose)
+    options = ORDER if form == "rows" else {"txnAppId": "orders"}
+    with pytest.raises(PySparkException, match=r"of 1000 staged rows [1-9][0-9]* are there; nothing was committed"):
+        shop.write(orders, source="breaking", **options)
+    assert shop.counts() == (0, 0, 0)
+
+
 @pytest.mark.parametrize("moment", ["amid", "after"])
 def test_a_commit_whose_session_ends(shop: Shop, orders: DataFrame, moment: str) -> None:
     """Before its end, and after it, without the driver's having seen that."""
@@ -166,15 +184,18 @@ def test_two_at_once_commit_once(shop: Shop, orders: DataFrame, spark: SparkSess
     assert shop.staging_tables() == []
 
 
+@pytest.mark.parametrize("form", ["text", "rows"])
 @pytest.mark.parametrize("how", ["stopped", "crashed"])
 def test_postgres_restarted_between_staging_and_commit(
-    spark: SparkSession, orders: DataFrame, server_folder: Path, how: str
+    spark: SparkSession, orders: DataFrame, server_folder: Path, how: str, form: str
 ) -> None:
-    with EmbeddedPostgres(server_folder / how) as server, ThreadPoolExecutor(1) as threads:
+    options = ORDER if form == "rows" else {"txnAppId": "orders"}
+    whole = WHOLE if form == "rows" else (RECORDS, 0, 1)
+    with EmbeddedPostgres(server_folder / f"{how}-{form}") as server, ThreadPoolExecutor(1) as threads:
         with connect(server.dsn(), purpose="test") as connection:
             init_outbox(connection, OutboxName.parse("outbox"))
             connection.execute("CREATE TABLE orders (number bigint PRIMARY KEY, customer text)")
-        here = server_folder / f"{how}-commit"
+        here = server_folder / f"{how}-{form}-commit"
 
         def say_and_wait() -> None:
             here.touch()
@@ -184,7 +205,7 @@ def test_postgres_restarted_between_staging_and_commit(
         def write() -> None:
             register_breaking(spark, "breaking", before_commit=say_and_wait)
             register(spark)
-            Shop(server.dsn(), connection).write(orders, source="breaking", **ORDER)
+            Shop(server.dsn(), connection).write(orders, source="breaking", **options)
 
         writing = threads.submit(write)
         wait_for(lambda: here.exists() or writing.done())
@@ -201,8 +222,8 @@ def test_postgres_restarted_between_staging_and_commit(
             else:  # it empties unlogged tables
                 assert re.search("(staged rows 0 are there|staging table is gone); nothing was committed", str(failure))
                 assert shop.counts() == (0, 0, 0)
-                shop.write(orders, **ORDER)
-            assert shop.counts() == WHOLE
+                shop.write(orders, **options)
+            assert shop.counts() == whole
             assert shop.staging_tables() == []
 
 

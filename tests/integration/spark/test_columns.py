@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import psycopg
 import pytest
 from integration.spark.shop import FILL_ORDERS, HEADER, Shop
 from psycopg.rows import dict_row
@@ -141,6 +142,26 @@ def test_bytes_partitions_and_records_without_headers(shop: Shop, spark: SparkSe
         (b"constant", b"", [], [], None),
         (b"k", b"v", ["h"], ["ü".encode()], None),
     ]
+
+
+@pytest.mark.parametrize("order", [{}, {"orderBy": "value"}], ids=["text", "rows"])
+@pytest.mark.parametrize("inline_bytes", ["0", "1000000"], ids=["staged", "inline"])
+def test_a_table_that_goharvest_made(
+    database: str, spark: SparkSession, inline_bytes: str, order: dict[str, str]
+) -> None:
+    """It has no defaults but that of the id."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE outbox (id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL,"
+            " kafka_topic VARCHAR(249) NOT NULL, kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000),"
+            " kafka_header_keys TEXT[] NOT NULL, kafka_header_values TEXT[] NOT NULL, leader_id UUID)"
+        )
+        init_outbox(connection, OutboxName.parse("outbox"))
+        shop = Shop(database, cast("Any", connection))
+        frame = spark.range(3).selectExpr("CAST(id AS string) AS key", "CAST(id AS string) AS value")
+        shop.write(frame.repartition(1).sort("value"), topic="t", inlineBytes=inline_bytes, **order)
+        columns = "kafka_key, kafka_header_keys, kafka_header_values, create_time > now() - INTERVAL '1 minute'"
+        assert shop.rows(f"SELECT {columns} FROM outbox ORDER BY id") == [(key, [], [], True) for key in "012"]
 
 
 def test_columns_that_nothing_reads_are_not_sent(shop: Shop, orders: DataFrame) -> None:

@@ -17,8 +17,13 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from faults.spark.standalone import Standalone
 
+from airflow_outbox import __version__
+from airflow_outbox.demo.check import compare_tables
+from airflow_outbox.demo.flights import read_flights
 from airflow_outbox.demo.java import find_java, java_home
+from airflow_outbox.demo.loopback import LOOPBACK
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import JobError
 from airflow_outbox.names import OutboxName
@@ -30,6 +35,7 @@ from airflow_outbox.table import connect
 # The provider's hook leaves the output of spark-submit open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
+DAGS = Path(__file__).resolve().parents[3] / "dags"
 PASSWORD = "correct-horse-battery-staple"
 RUN = SimpleNamespace(dag_id="shop", task_id="orders", run_id="manual__1", map_index=-1)
 
@@ -74,19 +80,24 @@ Path(sys.argv[2]).write_text(json.dumps({
 }))
 spark.stop()
 """
+# Its driver is busy with something of its own while a task of it writes.
 SLOW_JOB = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from airflow_outbox.spark import register
 
+def write():
+    register(spark)
+    slow = F.udf(lambda n: time.sleep(600) or str(n), "string")
+    frame = spark.range(1).select(F.lit("orders").alias("topic"), F.lit("k").alias("key"), slow("id").alias("value"))
+    frame.write.format("outbox").mode("append").save()
+
 spark = SparkSession.builder.getOrCreate()
-register(spark)
-slow = F.udf(lambda n: time.sleep(600) or str(n), "string")
-frame = spark.range(1).select(F.lit("orders").alias("topic"), F.lit("k").alias("key"), slow("id").alias("value"))
+threading.Thread(target=write, daemon=True).start()
 Path(sys.argv[1]).touch()
-frame.write.format("outbox").mode("append").save()
+time.sleep(600)
 """
 STREAM_JOB = """
 import sys
@@ -234,6 +245,54 @@ def test_a_job_that_writes_a_stream_gets_a_ticket_of_a_later_moment(
     assert rows[-1][1] < tickets[0].transaction_id < tickets[1].transaction_id
 
 
+def test_on_a_cluster_the_package_comes_along_and_no_password_shows(
+    connection: psycopg.Connection[Any],
+    job_file: Path,
+    server_folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", LOOPBACK)
+    with Standalone(server_folder / "spark-submit") as cluster:
+        host, _, port = cluster.master.rpartition(":")
+        standalone = {"conn_type": "spark", "host": host, "port": int(port)}
+        monkeypatch.setenv("AIRFLOW_CONN_STANDALONE", json.dumps(standalone))
+        python = {"spark.pyspark.python": sys.executable, "spark.executor.memory": "512m", "spark.cores.max": "1"}
+        ticket, report = submit(job_file, conn_id="standalone", conf=python)
+        logs = "".join(file.read_text(errors="replace") for file in cluster.folder.rglob("*") if file.suffix == ".log")
+        logs += "".join(file.read_text() for file in cluster.folder.rglob("std*"))
+    assert Ticket.parse(ticket)
+    assert [Path(package).parts[-3] for package in report["packages"]] == [f"airflow_outbox-{__version__}.zip"]
+    executors = [seen for seen in report["seen"] if "CoarseGrainedExecutorBackend" in seen]
+    assert executors
+    assert "Executor" in logs
+    for text in ("\n".join(executors), logs, "".join(capfd.readouterr()), *report["ui"].values()):
+        assert PASSWORD not in text
+
+
+def test_the_demos_stream_writes_each_flight_once(
+    connection: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute(f"GRANT CREATE ON SCHEMA public TO {connection.info.dbname}_job".encode())
+    flights = list(read_flights(month=1, rows=None))
+    for written in (len(flights), 0):
+        task = OutboxSparkSubmitOperator(
+            task_id="write_flights",
+            postgres_conn_id="shop_db",
+            application=str(DAGS / "flights_stream_job.py"),
+            py_files=str(DAGS / "flights_job.py"),
+            application_args=["--month=1", "--rows=", f"--folder={tmp_path}"],
+            is_stream=True,
+        )
+        task.execute({"ti": RUN})  # type: ignore[arg-type, typeddict-item]
+        close_output(task)
+        stashed = connection.execute("SELECT kafka_header_values[2]::int FROM outbox ORDER BY id").fetchall()
+        assert [row for (row,) in stashed] == [flight.source_row for flight in flights[:written]]
+        assert compare_tables(flights, connection) == []
+        connection.execute("DELETE FROM outbox")
+    assert connection.execute("SELECT count(*) FROM outbox_commits").fetchone() == (4,)
+
+
 def test_a_killed_task_ends_all_processes_of_the_job(
     connection: psycopg.Connection[Any], job_file: Path, tmp_path: Path
 ) -> None:
@@ -244,32 +303,34 @@ def test_a_killed_task_ends_all_processes_of_the_job(
     )
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(operator.execute, {"ti": RUN})  # type: ignore[arg-type, typeddict-item]
-        workers: list[psutil.Process] = []
-        deadline = time.monotonic() + 90
-        while not any("pyspark.daemon" in " ".join(worker.cmdline()) for worker in workers):
-            assert time.monotonic() < deadline
-            assert not running.done(), running.result()
-            time.sleep(0.2)
-            if started.exists():
-                workers = psutil.Process().children(recursive=True)
-        operator.on_kill()
+        try:
+            processes: list[psutil.Process] = []
+            deadline = time.monotonic() + 90
+            while not any("write_into_data_source" in command(process) for process in processes):
+                assert time.monotonic() < deadline
+                assert not running.done(), running.result()
+                time.sleep(0.2)
+                processes = psutil.Process().children(recursive=True) if started.exists() else []
+        finally:
+            operator.on_kill()
         with pytest.raises(Exception, match="Error code"):
             running.result(30)
     close_output(operator)
-    _, alive = psutil.wait_procs([one for one in workers if is_of_spark(one)], timeout=10)
+    of_job = [process for process in processes if "pyspark" in command(process) or str(job_file) in command(process)]
+    _, alive = psutil.wait_procs(of_job, timeout=10)
     assert alive == []
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+
+
+def command(process: psutil.Process) -> str:
+    """A process's command; nothing when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def close_output(operator: OutboxSparkSubmitOperator) -> None:
     """What the provider's hook leaves open."""
     hook: Any = operator._hook
     hook._submit_sp.stdout.close()
-
-
-def is_of_spark(process: psutil.Process) -> bool:
-    """Whether a process that was there is one of the job's, or has ended since."""
-    try:
-        return "spark" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return True

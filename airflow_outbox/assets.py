@@ -1,0 +1,61 @@
+"""Assets: an outbox and its topics as Airflow's assets, which have events when records are really published.
+
+A Dag that is scheduled on one starts when there is something to read. The asset of a topic has the URI that the Kafka
+provider gives it, so that whoever else names it means the same one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.assets import Asset
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+from airflow.sdk import AssetWatcher
+
+from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
+from airflow_outbox.version_compat import require_airflow_3
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
+require_airflow_3()
+_PORT = 5432
+
+
+def sanitize_uri(uri: SplitResult) -> SplitResult:
+    """Bring `outbox://host[:port]/database/outbox` into its one form. Raises ValueError for anything else."""
+    if not uri.hostname:
+        raise ValueError("URI format outbox:// must contain a host")
+    if uri.port is None:
+        uri = uri._replace(netloc=f"{uri.netloc.rstrip(':')}:{_PORT}")
+    if len([part for part in uri.path.split("/") if part]) != 2:
+        raise ValueError("URI format outbox:// must contain a database and the name of an outbox")
+    return uri
+
+
+def create_asset(*, host: str, database: str, outbox: str = "outbox", port: int = _PORT, extra: Any = None) -> Asset:
+    """An outbox as an asset, without a watcher: to name it, in `outlets` for instance."""
+    return Asset(uri=f"outbox://{host}:{port}/{database}/{outbox}", extra=extra)
+
+
+def outbox_asset(
+    uri: str, *, postgres_conn_id: str = PostgresHook.default_conn_name, outbox: str = "outbox", name: str | None = None
+) -> Asset:
+    """An outbox as an asset (`outbox://host:port/database/outbox`) that has an event when anything was published."""
+    return _watched(Asset(uri=uri, name=name or uri), postgres_conn_id=postgres_conn_id, outbox=outbox, topics=None)
+
+
+def topic_asset(
+    uri: str, *, postgres_conn_id: str = PostgresHook.default_conn_name, outbox: str = "outbox", name: str | None = None
+) -> Asset:
+    """A topic as an asset (`kafka://host:port/topic`) that has an event when the outbox has published records in it."""
+    topic = uri.rpartition("/")[2]
+    return _watched(Asset(uri=uri, name=name or uri), postgres_conn_id=postgres_conn_id, outbox=outbox, topics=[topic])
+
+
+def _watched(asset: Asset, *, postgres_conn_id: str, outbox: str, topics: list[str] | None) -> Asset:
+    trigger = OutboxWatermarkTrigger(
+        postgres_conn_id=postgres_conn_id, outbox=outbox, topics=topics, asset=str(asset.uri)
+    )
+    watcher = AssetWatcher(name=f"{outbox} watermark", trigger=trigger)
+    return Asset(name=asset.name, uri=asset.uri, watchers=[watcher])

@@ -1,0 +1,84 @@
+"""OutboxPublishedSensor: a task that waits until what another one stashed is published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowException, BaseSensorOperator
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+
+from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.records import Ticket
+from airflow_outbox.tickets import TicketState, ticket_status
+from airflow_outbox.triggers.published import OutboxPublishedTrigger
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+class NotPublishedError(OutboxError, AirflowException):
+    """The transaction will never be published as a whole, or nobody can tell. The message says why."""
+
+
+class OutboxPublishedSensor(BaseSensorOperator):
+    """Wait until all of a ticket's transaction is published: committed in Postgres and in Kafka.
+
+    `ticket` is what `stash`, `OutboxStashOperator` or `OutboxSparkSubmitOperator` returned, as text: the output of that
+    task, for instance. The result (XCom) is the ticket.
+
+    It takes no worker while it waits; some milliseconds after the commit in Kafka the trigger knows. How much is left
+    stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed; `soft_fail`
+    and `never_fail` have their effect, `poke_interval` and `mode` none.
+
+    A task whose transaction was rolled back fails, and one whose ticket can't be told of. The role needs what
+    `airflow-outbox grant` gives any role; to count what is left it must be allowed to look.
+
+    Raises ConfigurationError, as the Dag is read, for `deferrable=False`.
+    """
+
+    template_fields: Sequence[str] = ("ticket", "postgres_conn_id", "outbox")
+    ui_color = "#dbeafe"
+
+    def __init__(
+        self,
+        *,
+        ticket: Any,
+        postgres_conn_id: str = PostgresHook.default_conn_name,
+        outbox: str = "outbox",
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not deferrable:
+            raise ConfigurationError(
+                "OutboxPublishedSensor waits in the triggerer, never in a worker. Leave deferrable out, and run one"
+            )
+        self.ticket = ticket
+        self.postgres_conn_id = postgres_conn_id
+        self.outbox = outbox
+
+    def execute(self, context: Context) -> str:
+        """Look once, and hand over to the trigger unless that is enough. Raises NotPublishedError, PostgresError."""
+        ticket = Ticket.parse(str(self.ticket))
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        try:
+            with hook.transaction() as connection:
+                status = ticket_status(connection, ticket, outbox=self.outbox)
+        except OutboxError as error:
+            raise NotPublishedError(str(error)) from error
+        self.log.info(str(status))
+        if status.state is TicketState.PUBLISHED:
+            return str(ticket)
+        trigger = OutboxPublishedTrigger(ticket=str(ticket), postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        timeout = timedelta(seconds=self.timeout)
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> str:
+        """Return the ticket. Raises NotPublishedError for one that will not be published."""
+        if event["status"] != "published":
+            raise NotPublishedError(event["error"])
+        self.log.info("all of the transaction is published")
+        return str(event["ticket"])

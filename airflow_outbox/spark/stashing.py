@@ -1,0 +1,183 @@
+"""The two ways from staging into the outbox, inside the commit's transaction: as text, and by way of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from airflow_outbox.errors import JobError, StagingLostError
+from airflow_outbox.spark.layout import Layout
+from airflow_outbox.spark.options import WriteOptions
+from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
+from airflow_outbox.sql import statements
+from airflow_outbox.table import is_gone, render
+
+_PIECES_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statements:
+    """Spark's statements on a connection, for one run."""
+
+    connection: psycopg.Connection[Any]
+    run: Run
+
+    def execute(
+        self, statement: str, values: dict[str, Any] | None = None, **parts: sql.Composable
+    ) -> psycopg.Cursor[Any]:
+        return self.connection.execute(self.render(statement, **parts), values)
+
+    def render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        return render(statements("spark.sql")[statement], self.run.outbox, **parts)
+
+    def staging(self, table: str) -> sql.Identifier:
+        return sql.Identifier(self.run.schema, table)
+
+    def lost(self, what: str) -> StagingLostError:
+        return StagingLostError(
+            f"{self.run.outbox}: {what}; nothing was committed. Postgres empties unlogged tables when it crashes. "
+            "Run the job again"
+        )
+
+    def require_all(self, *, stashed: int, there: int, staged: int) -> None:
+        """Raise StagingLostError or JobError unless as many records were inserted as were staged."""
+        if there != staged:
+            raise self.lost(f"of {staged} staged rows {there} are there")
+        if stashed != staged:
+            raise JobError(
+                f"{self.run.outbox}: of {staged} staged records {stashed} were inserted; nothing was committed. "
+                "Look for a trigger or rule that drops some"
+            )
+
+
+def stash_text(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> int:
+    """COPY the staged lines into the outbox, some MiB at a time; returns how many records that makes."""
+    copy = at.render("stash_text", outbox_columns=_names(layout.text_columns))
+    there = stashed = 0
+    for rows in staged:
+        inline = [[(rows.count, b"".join(rows.inline))]] if rows.inline else []
+        for group in inline if rows.table is None else _staged_text(at, rows.table):
+            with at.connection.cursor() as cursor:
+                with cursor.copy(copy) as lines:
+                    for records, text in group:
+                        there += records
+                        lines.write(text)
+                stashed += cursor.rowcount
+    count = sum(rows.count for rows in staged)
+    at.require_all(stashed=stashed, there=there, staged=count)
+    return count
+
+
+def _staged_text(at: Statements, table: str) -> Iterator[list[tuple[int, bytes]]]:
+    query = at.render("staged_text", staging=at.staging(table))
+    first = 0
+    while True:
+        with at.connection.cursor(binary=True) as cursor:
+            try:
+                cursor.execute(query, {"first": first, "behind": first + _PIECES_AT_ONCE})
+            except psycopg.errors.UndefinedTable as error:
+                raise at.lost("a staging table is gone") from error
+            group = cursor.fetchall()
+        if not group:
+            return
+        yield group
+        first += _PIECES_AT_ONCE
+
+
+def stash_rows(at: Statements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions) -> int:
+    """Show the staged rows to the job's statements, and insert them in the job's order; returns how many there are.
+
+    Without an order it is a statement a part, in the order of the partitions.
+    """
+    parts = _show(at, layout, staged)
+    if options.commit_sql is not None:
+        _run_statements(at, options.commit_sql)
+    count = sum(rows.count for rows in staged)
+    if options.order_by:
+        order = at.render("in_order", order=_names(options.order_by))
+        stashed = _insert(at, layout, sql.SQL("pg_temp.staged "), order)
+    else:
+        stashed = sum(_insert(at, layout, sql.SQL("({}) AS part").format(part), sql.SQL("")) for part in parts)
+    there = stashed
+    if stashed != count:
+        there = cast("tuple[int]", at.execute("count_staged").fetchone())[0]
+    at.require_all(stashed=stashed, there=there, staged=count)
+    at.execute("hide_staged")
+    return count
+
+
+def _show(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> list[sql.Composed]:
+    """Make the view `staged`; returns the parts it consists of, in the order of the partitions."""
+    tables: list[sql.Identifier] = []
+    inline: list[bytes] = []
+
+    def hold_inline() -> None:
+        tables.append(_hold(at, layout, inline, number=len(tables)))
+        inline.clear()
+
+    for rows in staged:
+        inline.extend(rows.inline)
+        if rows.table is not None:
+            if inline:
+                hold_inline()
+            tables.append(at.staging(rows.table))
+    if inline or not tables:
+        hold_inline()
+    constants = (
+        sql.SQL("{}::{} AS {}").format(sql.Literal(value), sql.SQL(cast("Any", kind)), sql.Identifier(name))
+        for name, (kind, value) in layout.constant.items()
+    )
+    columns = sql.SQL(", ").join([*(sql.Identifier(column.name) for column in layout.sent), *constants])
+    parts = [at.render("select_staged", columns=columns, staging=table) for table in tables]
+    at.execute("hide_staged")
+    try:
+        at.execute("show_staged", parts=sql.SQL(" UNION ALL ").join(parts))
+    except psycopg.errors.UndefinedTable as error:
+        raise at.lost("a staging table is gone") from error
+    return parts
+
+
+def _hold(at: Statements, layout: Layout, lines: Sequence[bytes], *, number: int) -> sql.Identifier:
+    table = sql.Identifier(f"outbox_inline_{number}")
+    at.execute("hold_inline", staging=table, typed_columns=typed_columns(layout))
+    with at.connection.cursor().copy(
+        at.render("copy_inline", staging=table, staged_columns=column_names(layout))
+    ) as rows:
+        for text in lines:
+            rows.write(text)
+    return table
+
+
+def _run_statements(at: Statements, commit_sql: str) -> None:
+    transaction = at.execute("transaction").fetchone()
+    try:
+        at.connection.execute(cast("Any", commit_sql))
+    except psycopg.Error as error:
+        if is_gone(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise JobError(f"option commitSql: {reason}; nothing was committed. Correct the statement") from error
+    if (
+        at.connection.info.transaction_status != TransactionStatus.INTRANS
+        or at.execute("transaction").fetchone() != transaction
+    ):
+        raise JobError("option commitSql has ended the transaction. Leave COMMIT and ROLLBACK out")
+
+
+def _insert(at: Statements, layout: Layout, source: sql.Composable, order: sql.Composable) -> int:
+    statement = at.render(
+        "stash_staged",
+        outbox_columns=_names(layout.outbox_columns),
+        record_columns=_names(layout.record_columns),
+        source=source,
+    )
+    return at.connection.execute(sql.SQL("{} {}").format(statement, order)).rowcount
+
+
+def _names(columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(name) for name in columns)

@@ -1,0 +1,62 @@
+"""What an asset is told of an outbox: what was published since it was told last. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from airflow_outbox.listening import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far an asset was told: up to and with batch number `batch` of an incarnation, when so many records of each
+    topic had been published.
+    """
+
+    incarnation: int
+    batch: int
+    topics: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, account: Account, topics: Collection[str] | None) -> Self:
+        """Where an account is, as far as these topics are concerned (None: all)."""
+        counts = {topic: count for topic, count in account.topics.items() if topics is None or topic in topics}
+        return cls(account.watermarks.incarnation, account.batch, counts)
+
+    @classmethod
+    def read(cls, stored: Any) -> Self | None:
+        """What `as_json` made; None for anything else."""
+        try:
+            topics = {str(topic): int(count) for topic, count in stored["topics"].items()}
+            return cls(int(stored["incarnation"]), int(stored["batch"]), topics)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            return None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"incarnation": self.incarnation, "batch": self.batch, "topics": dict(self.topics)}
+
+    def since(self, earlier: Position) -> dict[str, int]:
+        """How many records of each topic were published since; of a new incarnation, all of it."""
+        before = earlier.topics if earlier.incarnation == self.incarnation else {}
+        counts = {topic: count - before.get(topic, 0) for topic, count in self.topics.items()}
+        return {topic: count for topic, count in counts.items() if count > 0}
+
+
+def publication(outbox: str, account: Account, now: Position, before: Position) -> dict[str, Any] | None:
+    """The payload of an asset's event; None when nothing was published."""
+    topics = now.since(before)
+    if not topics:
+        return None
+    watermarks = account.watermarks
+    first = before.batch + 1 if before.incarnation == now.incarnation else now.batch
+    return {
+        "outbox": outbox,
+        "outbox_id": str(watermarks.outbox_id),
+        "incarnation": now.incarnation,
+        "watermark": [None if shard is None else str(shard) for shard in watermarks.shards],
+        "batches": [min(first, now.batch), now.batch],
+        "topics": topics,
+        "published": sum(topics.values()),
+    }

@@ -1,0 +1,69 @@
+"""OutboxPublishedTrigger: waits until all of a ticket's transaction is published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.listening import listener
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import Ticket
+from airflow_outbox.tickets import TicketState
+
+
+class OutboxPublishedTrigger(BaseTrigger):
+    """Wait until all of a ticket's transaction is published, and say so in one event.
+
+    The event is `{"status": "published", "ticket": …}`, or `{"status": "failed", "error": …}` when it never will be, or
+    nobody can tell. How far it is stands in the task's log, every ten seconds as long as it changes.
+
+    All triggers of a triggerer that wait for outboxes of one database share one connection to it, and a few statements
+    a second. A database that is away is waited for. The connection is read when the trigger starts; after a triggerer's
+    death another one goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        ticket: str,
+        postgres_conn_id: str = PostgresHook.default_conn_name,
+        outbox: str = "outbox",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ticket = ticket
+        self.postgres_conn_id = postgres_conn_id
+        self.outbox = outbox
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "airflow_outbox.triggers.published.OutboxPublishedTrigger",
+            {"ticket": self.ticket, "postgres_conn_id": self.postgres_conn_id, "outbox": self.outbox},
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        try:
+            await self._published()
+        except (OutboxError, AirflowNotFoundException) as error:
+            yield TriggerEvent({"status": "failed", "error": str(error)})
+        else:
+            yield TriggerEvent({"status": "published", "ticket": self.ticket})
+
+    async def _published(self) -> None:
+        name, ticket = OutboxName.parse(self.outbox), Ticket.parse(self.ticket)
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        listening = listener(await asyncio.to_thread(hook.data_source))
+        said = None
+        async with aclosing(listening.statuses(name, ticket)) as statuses:
+            async for status in statuses:
+                if (text := str(status)) != said:
+                    log = self.log.warning if status.state is TicketState.PREPARED else self.log.info
+                    log(text)
+                    said = text

@@ -1,0 +1,110 @@
+"""OutboxWatermarkTrigger: tells an asset what is published."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.listening import Account, listener
+from airflow_outbox.names import OutboxName
+from airflow_outbox.triggers.publications import Position, publication
+
+KEY = "airflow_outbox.published"
+"""Under which the asset's state store keeps how far the asset was told."""
+PERSISTED_AFTER = 10.0
+"""Seconds by which an event that was given to the triggerer is surely in Airflow's database."""
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 60.0
+
+
+class OutboxWatermarkTrigger(BaseEventTrigger):
+    """Tell an asset what is published: for an `AssetWatcher`; `airflow_outbox.assets` makes assets with one.
+
+    An event comes at most once a second, when there is something new: `{"outbox": …, "outbox_id": …, "incarnation": …,
+    "watermark": [snapshot of each shard], "batches": [first, last], "topics": {topic: records}, "published": records}`.
+    All that it counts is in Kafka, committed, and no source transaction is in it by half: what the watermark sees is
+    published whole. It does not harvest; whoever does, in whatever process, moves the watermark.
+
+    No record is left out: the asset's state store keeps how far the asset was told, and the first event after a pause,
+    or after a triggerer's death, covers what was published meanwhile. What the last ten seconds before a death had
+    told, it may tell again. The very first event counts from when the asset was first watched.
+
+    `topics` are those to tell of (None: all); `asset` is the asset's URI, so that each asset has a trigger of its own.
+    """
+
+    supports_triggerer_queue = False
+
+    def __init__(
+        self,
+        *,
+        postgres_conn_id: str = PostgresHook.default_conn_name,
+        outbox: str = "outbox",
+        topics: Sequence[str] | None = None,
+        asset: str = "",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.postgres_conn_id = postgres_conn_id
+        self.outbox = outbox
+        self.topics = None if topics is None else list(topics)
+        self.asset = asset
+        self._told: Position | None = None
+        self._unstored: deque[tuple[float, Position]] = deque()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "airflow_outbox.triggers.watermark.OutboxWatermarkTrigger",
+            {
+                "postgres_conn_id": self.postgres_conn_id,
+                "outbox": self.outbox,
+                "topics": self.topics,
+                "asset": self.asset,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        delay = _FIRST_DELAY
+        while True:
+            begun = time.monotonic()
+            try:
+                async for payload in self._publications():
+                    yield TriggerEvent(payload)
+            except Exception as error:  # an asset is not given up
+                if time.monotonic() - begun > _LONGEST_DELAY:
+                    delay = _FIRST_DELAY
+                self.log.warning("outbox %s can't be followed: %s. Next try in %.0f s", self.outbox, error, delay)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    async def _publications(self) -> AsyncIterator[dict[str, Any]]:
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        listening = listener(await asyncio.to_thread(hook.data_source))
+        async with aclosing(listening.accounts(OutboxName.parse(self.outbox))) as accounts:
+            async for account in accounts:
+                if (payload := await self._news(account)) is not None:
+                    yield payload
+
+    async def _news(self, account: Account) -> dict[str, Any] | None:
+        now, store = Position.of(account, self.topics), self.asset_state_store
+        if self._told is None:
+            self._told = Position.read(await store.aget(KEY)) if store is not None else None
+        if self._told is None:
+            self._told = now
+            if store is not None:
+                await store.aset(KEY, now.as_json())
+        payload = publication(self.outbox, account, now, self._told)
+        while self._unstored and self._unstored[0][0] <= time.monotonic():
+            _, position = self._unstored.popleft()
+            if store is not None and not (self._unstored and self._unstored[0][0] <= time.monotonic()):
+                await store.aset(KEY, position.as_json())
+        if payload is not None:
+            self._told = now
+            self._unstored.append((time.monotonic() + PERSISTED_AFTER, now))
+        return payload

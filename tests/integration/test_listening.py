@@ -1,0 +1,332 @@
+"""Waiting for tickets over one connection: soon, for many, cheaply, and through trouble; on a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, closing, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from pooler import Pooler
+
+from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
+from airflow_outbox.fence import Flushed, Witness
+from airflow_outbox.listening import MOST_STATEMENTS, Listener, listener
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import Snapshot
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.table import OutboxTable, connect
+from airflow_outbox.tickets import TicketState, TicketStatus
+
+NAME = OutboxName.parse("outbox")
+
+
+class Leader:
+    """What a leader tells Postgres, and an application's way to stash."""
+
+    def __init__(self, database: str) -> None:
+        self.connection = psycopg.connect(database, autocommit=True)
+        init_outbox(self.connection, NAME)
+        self.table = OutboxTable(connect(database, purpose="test"), NAME)
+        self.view = uuid4()
+        self.table.take_over(self.view, [self.table.backend()], member="test")
+        self.table.begin(self.view, delivery="exactly_once", witness=Witness())
+
+    def stash(self, records: int = 1) -> Ticket:
+        with self.connection.transaction():
+            return stash(self.connection, [OutboxRecord("t", "k", str(number)) for number in range(records)])
+
+    def watermark(self) -> Snapshot:
+        ((text,),) = self.connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+        return Snapshot.parse(text)
+
+    def purge(self) -> None:
+        """Announce, with a purge, that all is out; the fence row does not know yet."""
+        self.table.purge_published(self.view, [], self.watermark(), watermark=self.watermark())
+
+    def beat(self, *, topics: dict[str, int] | None = None) -> None:
+        """Announce and store."""
+        flushed = Flushed(self.watermark(), topics or {})
+        self.table.heartbeat(self.view, published=0, in_flight=0, rate=0, flushed=flushed)
+
+    def listening(self) -> list[int]:
+        """The processes of the listeners' backends in this database."""
+        rows = self.connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-outbox listen'"
+            " AND datname = current_database()"
+        )
+        return [pid for (pid,) in rows]
+
+    def close(self) -> None:
+        self.table.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def leader(database: str) -> Iterator[Leader]:
+    with closing(Leader(database)) as leader:
+        yield leader
+
+
+async def wait(listening: Listener, ticket: Ticket, found: list[TicketStatus] | None = None) -> TicketStatus:
+    status = None
+    async with aclosing(listening.statuses(NAME, ticket)) as statuses:
+        async for status in statuses:
+            if found is not None:
+                found.append(status)
+    assert status is not None
+    return status
+
+
+async def attended(leader: Leader) -> None:
+    """Wait until a listener listens."""
+    async with asyncio.timeout(10):
+        while not leader.listening():
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.4)
+
+
+async def test_an_announcement_is_heard_within_milliseconds(database: str, leader: Leader) -> None:
+    listening = Listener(database)
+    ticket = leader.stash()
+    found: list[TicketStatus] = []
+    waiting = asyncio.create_task(wait(listening, ticket, found))
+    await attended(leader)
+    assert [status.state for status in found] == [TicketState.WAITING]
+    begun = time.monotonic()
+    leader.purge()
+    status = await waiting
+    assert time.monotonic() - begun < 0.1
+    assert status == TicketStatus(ticket, TicketState.PUBLISHED, 0)
+
+
+async def test_what_is_stored_is_found_without_an_announcement(database: str, leader: Leader) -> None:
+    ticket = leader.stash()
+    leader.beat()
+    async with asyncio.timeout(3):
+        assert (await wait(Listener(database), ticket)).state is TicketState.PUBLISHED
+
+
+async def test_where_no_announcement_comes_it_looks_once_a_second(database: str, leader: Leader) -> None:
+    """As behind a pooler that swallows them: here nobody announces."""
+    listening = Listener(database)
+    ticket = leader.stash()
+    waiting = asyncio.create_task(wait(listening, ticket))
+    await attended(leader)
+    text = str(leader.watermark())
+    leader.connection.execute("UPDATE outbox_leader SET watermark = %s", [text])
+    begun = time.monotonic()
+    await waiting
+    assert 0.01 < time.monotonic() - begun < 1.5
+
+
+async def test_behind_a_pooler_it_looks_once_a_second(
+    database: str, leader: Leader, postgres: EmbeddedPostgres, server_folder: Path
+) -> None:
+    """It gives each of the client's transactions to any session; what LISTEN has set up is on one of them."""
+    name = leader.connection.info.dbname
+    with Pooler(server_folder / "pooler-listening", postgres.dsn()) as pooler:
+        others = [psycopg.connect(pooler.url(name), autocommit=True, prepare_threshold=None) for _ in range(3)]
+        waiting = [asyncio.create_task(wait(Listener(pooler.url(name)), leader.stash())) for _ in range(3)]
+        await asyncio.sleep(2)
+        for each in others:
+            each.execute("SELECT 1")
+        leader.beat()
+        async with asyncio.timeout(3):
+            assert {status.state for status in await asyncio.gather(*waiting)} == {TicketState.PUBLISHED}
+        for each in others:
+            each.close()
+
+
+async def test_it_says_how_many_records_are_left(
+    database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.5)
+    ticket = leader.stash(7)
+    found: list[TicketStatus] = []
+    waiting = asyncio.create_task(wait(Listener(database), ticket, found))
+    async with asyncio.timeout(10):
+        while not any(status.left for status in found):
+            await asyncio.sleep(0.05)
+    assert found[-1].left == 7
+    leader.beat()
+    await waiting
+
+
+async def test_errors_go_to_those_whom_they_concern(database: str, leader: Leader) -> None:
+    listening = Listener(database)
+    with leader.connection.transaction():
+        undone = stash(leader.connection, OutboxRecord("t", "k", "v"))
+        raise psycopg.Rollback
+    waiting = leader.stash()
+    with pytest.raises(RolledBackError):
+        await wait(listening, undone)
+    with pytest.raises(TicketRefusedError, match="incarnation"):
+        await wait(listening, Ticket(waiting.outbox_id, 7, waiting.transaction_id))
+    with pytest.raises(OutboxMissingError):
+        async with aclosing(listening.statuses(OutboxName.parse("nowhere"), waiting)) as statuses:
+            await anext(statuses)
+    good = asyncio.create_task(wait(listening, waiting))
+    await asyncio.sleep(0.3)
+    leader.beat()
+    assert (await good).state is TicketState.PUBLISHED
+
+
+async def test_one_that_is_rolled_back_while_it_is_awaited_is_told_at_once(database: str, leader: Leader) -> None:
+    with closing(psycopg.connect(database)) as writer:
+        ticket = stash(writer, OutboxRecord("t", "k", "v"))
+        found: list[TicketStatus] = []
+        waiting = asyncio.create_task(wait(Listener(database), ticket, found))
+        await attended(leader)
+        leader.purge()
+        await asyncio.sleep(0.2)
+        assert [status.state for status in found] == [TicketState.OPEN]
+        writer.rollback()
+        leader.purge()
+        async with asyncio.timeout(1):
+            with pytest.raises(RolledBackError):
+                await waiting
+
+
+async def test_a_new_incarnation_refuses_who_waits(database: str, leader: Leader) -> None:
+    waiting = asyncio.create_task(wait(Listener(database), leader.stash()))
+    await attended(leader)
+    leader.connection.execute("UPDATE outbox_leader SET incarnation = 2, watermark = NULL")
+    leader.beat()
+    async with asyncio.timeout(2):
+        with pytest.raises(TicketRefusedError, match="incarnation"):
+            await waiting
+
+
+async def test_a_role_that_may_nothing_is_told(database: str, leader: Leader) -> None:
+    role = f"nobody_{uuid4().hex[:8]}"
+    leader.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    try:
+        source = psycopg.conninfo.make_conninfo(database, user=role, password="secret")
+        with pytest.raises(PostgresError, match="airflow-outbox grant"):
+            await wait(Listener(source), leader.stash())
+    finally:
+        leader.connection.execute(f"DROP ROLE {role}".encode())
+
+
+async def test_a_lost_connection_is_made_anew(database: str, leader: Leader) -> None:
+    listening = Listener(database)
+    ticket = leader.stash()
+    waiting = asyncio.create_task(wait(listening, ticket))
+    await attended(leader)
+    for _ in range(2):
+        leader.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [leader.listening()]
+        )
+        await asyncio.sleep(1)
+        assert len(leader.listening()) == 1
+    leader.purge()
+    async with asyncio.timeout(0.5):
+        await waiting
+
+
+async def test_a_postgres_that_is_away_is_waited_for(server_folder: Path) -> None:
+    with EmbeddedPostgres(server_folder / "away", fsync=False) as server:
+        database = server.create_database("away")
+        with closing(Leader(database)) as leader:
+            ticket = leader.stash()
+        waiting = asyncio.create_task(wait(Listener(database), ticket))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.stop)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.start)
+        with closing(psycopg.connect(database, autocommit=True)) as connection:
+            connection.execute("UPDATE outbox_leader SET watermark = pg_current_snapshot()")
+        async with asyncio.timeout(10):
+            assert (await waiting).state is TicketState.PUBLISHED
+
+
+async def test_it_has_one_connection_for_all_and_none_when_nobody_waits(database: str, leader: Leader) -> None:
+    assert listener(database) is listener(database)
+    waiting = [asyncio.create_task(wait(listener(database), leader.stash())) for _ in range(20)]
+    await attended(leader)
+    assert len(leader.listening()) == 1
+    for task in waiting[:10]:
+        task.cancel()
+    leader.beat()
+    assert len(await asyncio.gather(*waiting[10:])) == 10
+    await asyncio.sleep(0.3)
+    assert leader.listening() == []
+
+
+async def test_a_forged_or_garbled_announcement_does_no_harm(database: str, leader: Leader) -> None:
+    waiting = asyncio.create_task(wait(Listener(database), leader.stash()))
+    await attended(leader)
+    identity = leader.table.identity()
+    for payload in ("", "x", "0", "0 1", "0 1 nonsense", "9 1 1:2:", "0 2 1:99999999:", "0 1 1:2: more"):
+        leader.connection.execute("SELECT pg_notify(%s, %s)", [f"outbox {identity.outbox_id}", payload])
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    leader.beat()
+    await waiting
+
+
+@pytest.fixture
+async def accounts(database: str, leader: Leader) -> AsyncIterator[Any]:
+    async with aclosing(Listener(database).accounts(NAME)) as accounts:
+        yield accounts
+
+
+async def test_who_follows_is_given_the_account_about_once_a_second(leader: Leader, accounts: Any) -> None:
+    assert (await anext(accounts)).topics == {}
+    leader.beat(topics={"a": 1})
+    begun = time.monotonic()
+    found: list[dict[str, int]] = []
+    async with asyncio.timeout(5):
+        while not found or found[-1] != {"a": 3}:
+            found.append(dict((await anext(accounts)).topics))
+            if len(found) == 2:
+                leader.beat(topics={"a": 3})
+    assert time.monotonic() - begun > 0.9 * (len(found) - 1)
+
+
+async def test_a_thousand_who_wait_cost_less_than_twenty_statements_a_second(
+    database: str, leader: Leader, postgres: EmbeddedPostgres
+) -> None:
+    """Counted by the server, in its log, while transactions are published all the time and each is awaited."""
+    leader.connection.execute(f"ALTER DATABASE {leader.connection.info.dbname} SET log_statement = 'all'".encode())
+    listening = Listener(database)
+    tickets = [leader.stash() for _ in range(1000)]
+    delays: list[float] = []
+    published_at = float("inf")
+
+    async def timed(ticket: Ticket) -> None:
+        await wait(listening, ticket)
+        delays.append(time.monotonic() - published_at)
+
+    waiting = [asyncio.create_task(timed(ticket)) for ticket in tickets]
+    await attended(leader)
+    (pid,) = leader.listening()
+    await asyncio.sleep(0.6)
+    begun, before = time.monotonic(), statements_of(pid, postgres.log)
+    for place in range(100):  # ten at a time, ten times a second
+        xmax = tickets[10 * place + 9].transaction_id + 1
+        published_at = time.monotonic()
+        leader.table.purge_published(leader.view, [], Snapshot(xmax, xmax), watermark=Snapshot(xmax, xmax, frozenset()))
+        await asyncio.sleep(0.1)
+    seconds, sent = time.monotonic() - begun, statements_of(pid, postgres.log) - before
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*waiting), 2)
+    delays.sort()
+    p95 = delays[int(0.95 * len(delays))]
+    print(f"{sent / seconds:.1f} statements/s; p95 {1000 * p95:.1f} ms of {len(delays)}")
+    assert len(delays) == 1000
+    assert sent / seconds < 20
+    assert MOST_STATEMENTS < 20
+
+
+def statements_of(pid: int, log: Path) -> int:
+    lines = log.read_text(errors="replace").splitlines()
+    return sum(f"[{pid}]" in line and ("execute" in line or "statement:" in line) for line in lines)

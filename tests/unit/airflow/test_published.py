@@ -1,0 +1,164 @@
+"""OutboxPublishedSensor and its trigger, and what assets are told: all that needs no server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.definitions.asset import Asset
+
+from airflow_outbox.assets import create_asset, outbox_asset, sanitize_uri, topic_asset
+from airflow_outbox.errors import ConfigurationError, InvalidTicketError, OutboxError
+from airflow_outbox.listening import Account
+from airflow_outbox.records import Snapshot
+from airflow_outbox.sensors.published import OutboxPublishedSensor
+from airflow_outbox.tickets import Watermarks
+from airflow_outbox.triggers import watermark
+from airflow_outbox.triggers.publications import Position, publication
+from airflow_outbox.triggers.published import OutboxPublishedTrigger
+from airflow_outbox.triggers.watermark import KEY, OutboxWatermarkTrigger
+
+OUTBOX_ID = UUID(int=7)
+TICKET = f"{OUTBOX_ID}/1/900"
+
+
+def account(batch: int, *, incarnation: int = 1, **topics: int) -> Account:
+    shards = (Snapshot.parse("100:100:"),)
+    return Account(Watermarks(OUTBOX_ID, incarnation, "exactly_once", shards), batch, topics)
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        OutboxPublishedTrigger(ticket=TICKET, postgres_conn_id="p", outbox="s.o"),
+        OutboxWatermarkTrigger(postgres_conn_id="p", outbox="s.o", topics=["t"], asset="kafka://k/t"),
+    ],
+)
+def test_a_trigger_is_the_same_after_a_journey_through_the_database(trigger: Any) -> None:
+    path, arguments = trigger.serialize()
+    assert path == f"{type(trigger).__module__}.{type(trigger).__qualname__}"
+    assert type(trigger)(**arguments).serialize() == (path, arguments)
+
+
+def test_what_can_not_be_right_fails() -> None:
+    with pytest.raises(ConfigurationError, match="never in a worker"):
+        OutboxPublishedSensor(task_id="wait", ticket=TICKET, deferrable=False)
+    with pytest.raises(InvalidTicketError, match="None"):
+        OutboxPublishedSensor(task_id="wait", ticket=None).execute({})
+
+
+def test_the_result_is_the_ticket_and_a_failure_says_why() -> None:
+    with DAG("d"):
+        sensor = OutboxPublishedSensor(task_id="wait", ticket="{{ params.ticket }}")
+    sensor.render_template_fields({"params": {"ticket": TICKET}})
+    assert sensor.ticket == TICKET
+    assert sensor.execute_complete({}, {"status": "published", "ticket": TICKET}) == TICKET
+    with pytest.raises(OutboxError, match="rolled back"):
+        sensor.execute_complete({}, {"status": "failed", "error": "it was rolled back"})
+
+
+async def test_a_trigger_that_can_not_look_fails() -> None:
+    (event,) = [event async for event in OutboxPublishedTrigger(ticket=TICKET, postgres_conn_id="missing").run()]
+    assert event.payload["status"] == "failed"
+    assert "missing" in event.payload["error"]
+
+
+def test_an_event_is_of_what_was_published_since_the_last_one() -> None:
+    before = Position.of(account(3, a=5, b=1), None)
+    now = account(7, a=9, b=1, c=2)
+    payload = publication("o", now, Position.of(now, None), before)
+    assert payload == {
+        "outbox": "o",
+        "outbox_id": str(OUTBOX_ID),
+        "incarnation": 1,
+        "watermark": ["100:100:"],
+        "batches": [4, 7],
+        "topics": {"a": 4, "c": 2},
+        "published": 6,
+    }
+
+
+def test_there_is_no_event_of_nothing_and_none_of_other_topics() -> None:
+    now = account(7, a=9, b=2)
+    assert publication("o", now, Position.of(now, None), Position.of(now, None)) is None
+    only_b = Position.of(account(3, a=5, b=2), ["b"])
+    assert publication("o", now, Position.of(now, ["b"]), only_b) is None
+
+
+def test_a_new_incarnation_counts_from_nothing() -> None:
+    now = account(12, incarnation=2, a=3)
+    payload = publication("o", now, Position.of(now, None), Position.of(account(11, a=500), None))
+    assert payload is not None
+    assert (payload["topics"], payload["batches"], payload["incarnation"]) == ({"a": 3}, [12, 12], 2)
+
+
+@pytest.mark.parametrize("stored", [None, 5, "x", {}, {"incarnation": 1, "batch": "x", "topics": {}}])
+def test_what_is_no_position_is_none(stored: Any) -> None:
+    assert Position.read(stored) is None
+
+
+def test_a_position_is_the_same_after_a_journey_through_the_store() -> None:
+    position = Position.of(account(3, a=5), None)
+    assert Position.read(position.as_json()) == position
+
+
+class Store(dict[str, Any]):
+    """An asset's state store."""
+
+    async def aget(self, key: str) -> Any:
+        return self.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+async def test_a_position_is_stored_when_its_event_is_surely_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(watermark, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    store = Store()
+
+    def trigger() -> OutboxWatermarkTrigger:
+        made = OutboxWatermarkTrigger()
+        made.asset_state_store = store  # type: ignore[assignment]
+        return made
+
+    first = trigger()
+    assert await first._news(account(1, a=5)) is None  # counted from when it was first watched
+    assert store[KEY]["topics"] == {"a": 5}
+    told = await first._news(account(2, a=6))
+    assert told is not None
+    assert store[KEY]["topics"] == {"a": 5}
+
+    again = await trigger()._news(account(3, a=8))  # of a triggerer that has died meanwhile, and of what came since
+    assert again is not None
+    assert (again["topics"], again["batches"]) == ({"a": 3}, [2, 3])
+
+    clock.now = 11
+    assert await first._news(account(2, a=6)) is None
+    assert store[KEY] == {"incarnation": 1, "batch": 2, "topics": {"a": 6}}
+
+
+def test_uris_have_one_form() -> None:
+    assert sanitize_uri(urlsplit("outbox://db/shop/public.outbox")).geturl() == "outbox://db:5432/shop/public.outbox"
+    for wrong in ("outbox:///shop/outbox", "outbox://db/shop", "outbox://db/shop/a/b"):
+        with pytest.raises(ValueError, match="outbox://"):
+            sanitize_uri(urlsplit(wrong))
+    assert create_asset(host="db", database="shop").uri == "outbox://db:5432/shop/outbox"
+
+
+def test_assets_are_watched_each_by_a_trigger_of_its_own() -> None:
+    of_topic = topic_asset("kafka://broker:9092/orders", postgres_conn_id="p", outbox="o")
+    assert of_topic.uri == Asset("kafka://broker:9092/orders").uri
+    (watcher,) = of_topic.watchers
+    assert watcher.trigger.serialize()[1] == {
+        "postgres_conn_id": "p",
+        "outbox": "o",
+        "topics": ["orders"],
+        "asset": "kafka://broker:9092/orders",
+    }
+    (watcher,) = outbox_asset("outbox://db/shop/outbox").watchers
+    assert watcher.trigger.serialize()[1]["topics"] is None
