@@ -131,8 +131,11 @@ FROM marked
 ORDER BY id
 
 -- prefer_indexes --
--- For the connection that reads: statistics that lag behind must not make it scan the table, which may be mostly dead rows.
-SET enable_seqscan = off
+-- For the connection that reads: statistics that lag behind must not make it scan the table, which may be mostly dead rows, nor collect
+-- and sort all that is left of a window for each of its pages.
+SET enable_seqscan = off;
+SET enable_sort = off;
+SET max_parallel_workers_per_gather = 0
 
 -- newest_transaction_id --
 -- Part of `fence`, where the outbox has the column: the highest transaction id in it.
