@@ -277,7 +277,9 @@ class ExactlyOnceTerm(Term):
             self._wake.clear()
             await self._wake.wait()
         most = min(self._limits.batch_records, self._caution.records)
-        if not self._pieces or (batch.may_end and batch.records + len(self._pieces[0].rows) > most):
+        if not self._pieces or (batch.may_end and self._stopping.is_set()):
+            return None
+        if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
             return None
         piece = self._pieces.popleft()
         if len(piece.rows) > most and piece.ends:
