@@ -28,7 +28,7 @@ def test_a_job_that_registers_nothing(database: str, tmp_path: Path, monkeypatch
         path = os.pathsep.join([blocked, str(installed)])
         driver = start_job(tmp_path, "installed_job.py", log=log, path=path, url=database, report=str(report))
         try:
-            assert driver.wait(120) == 0, log.read_text()[-4000:]
+            assert driver.wait(300) == 0, log.read_text()[-4000:]
         finally:
             driver.kill()
             driver.wait()
