@@ -126,9 +126,9 @@ def complaints(
     found = [*_foreign([present, *past], sightings), *_out_of_order(present, sightings)]
     if drained:
         found += _lost(present, sightings)
-    found += [f"discarded, and published: {one.value}" for one in sightings if one.value in present.discarded]
     if exactly_once:
         found += _doubled(sightings)
+        found += [f"discarded, and published: {one.value}" for one in sightings if one.value in present.discarded]
     if atomic:
         found += _torn(present, sightings)
     for history in (present, *past):
