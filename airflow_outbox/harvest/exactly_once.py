@@ -151,7 +151,7 @@ class ExactlyOnceTerm(Term):
             transactional_id=self._log.transactional_id,
             flushed=flushed,
         )
-        self._tracking, self._accounted, self._announced = FlushTracking(flushed), flushed, flushed.watermark
+        self._tracking, self._accounted, self._announced = FlushTracking(flushed, batch=recovery.witness.batch), flushed, flushed.watermark
         self._published_witness = self._purged_witness = self._witnessed = recovery.witness
         self._beats = self._fence.beats + 1  # by `begin`
         self._kept = dict(recovery.kept)
@@ -298,7 +298,7 @@ class ExactlyOnceTerm(Term):
                 raise HistoryError("the ledger's topic was deleted and made anew")
             self._announced = watermark
             self._purged_witness = batch.witness
-            self._tracking.purge(len(batch.ids), batch.topics)
+            self._tracking.purge(batch.witness.batch, len(batch.ids), batch.topics)
             self._unpurged.popleft()
             self._unpurged_records -= len(batch.ids)
             self._count(batch.topics)
@@ -308,7 +308,7 @@ class ExactlyOnceTerm(Term):
         return self._purged_witness if self._purged_witness != self._witnessed else None
 
     def _to_account(self) -> Flushed | None:
-        flushed = self._tracking.account()
+        flushed = self._tracking.account
         return flushed if flushed != self._accounted else None
 
     def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:

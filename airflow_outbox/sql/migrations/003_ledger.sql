@@ -13,7 +13,9 @@ ALTER TABLE {leader}
     ADD COLUMN beats             BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN halted            TEXT,
     ADD COLUMN watermark         PG_SNAPSHOT,
-    ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object();
+    ADD COLUMN covered_batch     BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
+    ADD COLUMN uncovered         JSONB NOT NULL DEFAULT jsonb_build_object();
 
 -- What was harvested by an earlier release was harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
@@ -27,4 +29,4 @@ CREATE TABLE {adopted} (
 );
 
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};
+SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM {leader};
