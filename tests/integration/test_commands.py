@@ -90,7 +90,7 @@ def test_check_names_dangers_but_does_not_fail_for_them(run: Run) -> None:
             "missing: .*kafka_value is jsonb; it must be",
             1,
         ),
-        ("DROP TABLE app.outbox_leader", "missing: .*airflow-outbox init", 1),
+        ("DROP TABLE app.outbox_leader CASCADE", "missing: .*airflow-outbox init", 1),
         ("DELETE FROM app.outbox_leader", "missing: .*is empty", 1),
         ("UPDATE app.outbox_leader SET schema_version = 99", "missing: .*schema version 99", 1),
         (
