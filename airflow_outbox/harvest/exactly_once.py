@@ -151,7 +151,11 @@ class ExactlyOnceTerm(Term):
             transactional_id=self._log.transactional_id,
             flushed=flushed,
         )
-        self._tracking, self._accounted, self._announced = FlushTracking(flushed, batch=recovery.witness.batch), flushed, flushed.watermark
+        self._tracking, self._accounted, self._announced = (
+            FlushTracking(flushed, batch=recovery.witness.batch),
+            flushed,
+            flushed.watermark,
+        )
         self._published_witness = self._purged_witness = self._witnessed = recovery.witness
         self._beats = self._fence.beats + 1  # by `begin`
         self._kept = dict(recovery.kept)

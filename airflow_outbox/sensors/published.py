@@ -30,8 +30,8 @@ class OutboxPublishedSensor(BaseSensorOperator):
     task, for instance. The result (XCom) is the ticket.
 
     It takes no worker while it waits; some milliseconds after the commit in Kafka the trigger knows. How much is left
-    stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed; `soft_fail`
-    and `never_fail` have their effect, `poke_interval` and `mode` none.
+    stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed;
+    `soft_fail` and `never_fail` have their effect, `poke_interval` and `mode` none.
 
     A task whose transaction was rolled back fails, and one whose ticket can't be told of. The role needs what
     `airflow-outbox grant` gives any role; to count what is left it must be allowed to look.

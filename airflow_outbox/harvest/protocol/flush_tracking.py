@@ -37,7 +37,9 @@ class FlushTracking:
         self.last_sent = 0
         self._last_flushed = dict.fromkeys(clusters, 0)
         self._last_purged = 0
-        self._ended: deque[tuple[int, Snapshot]] = deque()  # windows that are not flushed, by what was sent at their end
+        self._ended: deque[tuple[int, Snapshot]] = (
+            deque()
+        )  # windows that are not flushed, by what was sent at their end
         self._reached: deque[tuple[int, Snapshot]] = deque()  # watermarks that are not purged
         self._topics = Counter(flushed.topics) + Counter(flushed.uncovered)
         # Batches that are purged and may hold parts of a transaction, with the count of records after each.
