@@ -14,8 +14,9 @@ and headers, in their order, byte by byte. Equal records of one lane can't be to
 - *torn*: of a source transaction, some records are there and some are missing. Records of two transactions may lie in
   one another's way: their ids do, when the transactions ran at once.
 
-*What is no fault.* A row that still waits in the outbox may be absent, and so may one that Kafka may have removed since
-(`topics.horizons`). A record that may have been stashed after the rows were read may be there (`scene`).
+*What is no fault.* A row that still waits in the outbox, or is parked, may be absent, and so may one that Kafka may
+have removed since (`topics.horizons`). A record that may have been stashed after the rows were read may be there
+(`scene`).
 
 *Bounds.* Rows and records are read once, become prints of a few dozen bytes and are sorted on disk (`comparison`).
 Memory does not grow with them.

@@ -21,7 +21,7 @@ Audit = Callable[[HarvestConfig, AuditRequest], AuditReport]
 
 _WIDTH_IN_FILES = 250
 _NOT_FAULTS = (
-    ("waiting", "still in the outbox"),
+    ("waiting", "still in the outbox, or parked"),
     ("expired", "Kafka may have removed them"),
     ("later", "may have been stashed while the audit ran"),
 )

@@ -55,8 +55,9 @@ def _order(clue: Clue) -> int:
 class Findings:
     """The result of a comparison, in records; `torn` counts source transactions.
 
-    `waiting`, `expired` and `later` are no faults: rows that are not in Kafka because they still wait in the outbox, or
-    that Kafka may have removed since; and records in Kafka that may have been stashed after the rows were read.
+    `waiting`, `expired` and `later` are no faults: rows that are not in Kafka because they wait in the outbox or are
+    parked, or that Kafka may have removed since; and records in Kafka that may have been stashed after the rows were
+    read.
     """
 
     stashed: int = 0

@@ -54,6 +54,8 @@ class StashedTable:
         self._outbox = outbox
         self._columns = self._examined(name, "Name a table of what was stashed")
         self._outbox_columns = self._examined(outbox, "Run `airflow-outbox init`, or correct outbox_table")
+        self._parked_columns = read_columns(connection, OutboxName(outbox.schema, f"{outbox.table}_parked"))
+        self._parked = outbox.beside("parked" if self._parked_columns else "")
         if name.text() == outbox.text():
             raise ConfigurationError(
                 f"{name} is the outbox itself, whose records all wait still. Name a table that keeps what was stashed"
@@ -84,7 +86,15 @@ class StashedTable:
 
     def asks_for_partitions(self) -> bool:
         """Whether any row says which partition it is for."""
-        return "kafka_partition" in self._columns and bool(self._rows("asks_for_partitions")[0][0])
+        return any(
+            self._execute("asks_for_partitions", any=source).fetchall()[0][0]
+            for source, columns in (
+                (self._name.beside(""), self._columns),
+                (self._outbox.beside(""), self._outbox_columns),
+                (self._parked, self._parked_columns),
+            )
+            if "kafka_partition" in columns
+        )
 
     def ids(self) -> tuple[int, int]:
         """The lowest and the highest id; 0 and -1 when there is none."""
@@ -94,20 +104,13 @@ class StashedTable:
     def rows(self, reading: Reading, *, first: int, last: int) -> Iterator[Stashed]:
         """The rows with ids from `first` to `last`, in no order."""
         values = {"topics": list(reading.topics), "first": first, "last": last}
-        for statement, columns in (("stashed", self._columns), ("waiting", self._outbox_columns)):
-            parts = {
-                part: sql.Identifier(column) if column in columns else sql.SQL(f"NULL::{kind}")
-                for part, column, kind in (
-                    ("partition", "kafka_partition", "integer"),
-                    ("transaction", "transaction_id", "bigint"),
-                    ("time", "create_time", "timestamptz"),
-                )
-            }
-            query = render(statements("audit.sql")[statement], self._outbox, table=self._name.beside(""), **parts)
-            with (
-                translated(self._name),
-                self._connection.cursor(f"audit_{statement}", binary=True) as cursor,
-            ):
+        outbox = self._outbox.beside("")
+        sources = [("stashed", self._columns, outbox), ("waiting", self._outbox_columns, outbox)]
+        if self._parked_columns:
+            sources.append(("waiting", self._parked_columns, self._parked))
+        for statement, columns, waiting in sources:
+            query = self._query(statement, waiting=waiting, **_optional(columns))
+            with translated(self._name), self._connection.cursor("audit", binary=True) as cursor:
                 cursor.itersize = _MOST_ROWS_HELD
                 for row in cursor.execute(query, values):
                     yield _stashed(row, reading)
@@ -122,9 +125,24 @@ class StashedTable:
     def _execute(
         self, statement: str, values: Mapping[str, Any] | None = None, **parts: sql.Composable
     ) -> psycopg.Cursor[Any]:
-        query = render(statements("audit.sql")[statement], self._outbox, table=self._name.beside(""), **parts)
         with translated(self._name):
-            return self._connection.execute(query, values)
+            return self._connection.execute(self._query(statement, **parts), values)
+
+    def _query(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        tables = {"table": self._name.beside(""), "parked": self._parked}
+        return render(statements("audit.sql")[statement], self._outbox, **tables, **parts)
+
+
+def _optional(columns: Mapping[str, Column]) -> dict[str, sql.Composable]:
+    """The parts of a statement that stand for columns which a table may lack."""
+    return {
+        part: sql.Identifier(column) if column in columns else sql.SQL(f"NULL::{kind}")
+        for part, column, kind in (
+            ("partition", "kafka_partition", "integer"),
+            ("transaction", "transaction_id", "bigint"),
+            ("time", "create_time", "timestamptz"),
+        )
+    }
 
 
 def _stashed(row: tuple[Any, ...], reading: Reading) -> Stashed:

@@ -1,5 +1,6 @@
--- The statements of an audit, as it reads Postgres. {table}: the table of what was stashed; {outbox}: the outbox itself.
--- {partition}, {transaction}, {time}: what a row says of these, or null where it has no such column.
+-- The statements of an audit, as it reads Postgres. {table}: the table of what was stashed; {outbox}: the outbox itself; {parked}: the
+-- table of parked records, or the outbox again where there is none; {waiting}: one of these two. {partition}, {transaction}, {time}: what
+-- a row says of these, or null where it has no such column.
 
 -- be_patient --
 -- The audit's transaction is idle while it reads Kafka, and its statements last as long as the table takes.
@@ -13,29 +14,31 @@ SELECT pg_export_snapshot()
 SET TRANSACTION SNAPSHOT {snapshot}
 
 -- topics --
-SELECT kafka_topic FROM {table} UNION SELECT kafka_topic FROM {outbox} ORDER BY kafka_topic
+SELECT kafka_topic FROM {table} UNION SELECT kafka_topic FROM {outbox} UNION SELECT kafka_topic FROM {parked} ORDER BY kafka_topic
 
 -- asks_for_partitions --
-SELECT EXISTS (SELECT FROM {table} WHERE kafka_partition IS NOT NULL)
+-- {any}: one of the tables.
+SELECT EXISTS (SELECT FROM {any} WHERE kafka_partition IS NOT NULL)
 
 -- range --
--- The lowest and the highest id of what was stashed, or still waits.
-SELECT least((SELECT min(id) FROM {table}), (SELECT min(id) FROM {outbox})),
-       greatest((SELECT max(id) FROM {table}), (SELECT max(id) FROM {outbox}))
+-- The lowest and the highest id of what was stashed, still waits or is parked.
+SELECT least((SELECT min(id) FROM {table}), (SELECT min(id) FROM {outbox}), (SELECT min(id) FROM {parked})),
+       greatest((SELECT max(id) FROM {table}), (SELECT max(id) FROM {outbox}), (SELECT max(id) FROM {parked}))
 
 -- stashed --
--- What was stashed, under ids between the bounds, and whether it still waits in the outbox.
+-- What was stashed, under ids between the bounds, and whether it still waits in the outbox or is parked.
 SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        {partition}, ({transaction})::text::bigint, extract(epoch FROM {time})::float8,
        EXISTS (SELECT FROM {outbox} AS waiting WHERE waiting.id = record.id)
+       OR EXISTS (SELECT FROM {parked} AS parked WHERE parked.id = record.id)
 FROM {table} AS record
 WHERE kafka_topic = ANY(%(topics)s) AND id BETWEEN %(first)s AND %(last)s
 
 -- waiting --
--- What waits in the outbox and is not in the table yet, as when that one is filled by purging.
+-- What waits in the outbox, or is parked, and is not in the table yet, as when that one is filled by purging.
 SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        {partition}, ({transaction})::text::bigint, extract(epoch FROM {time})::float8, true
-FROM {outbox} AS waiting
+FROM {waiting} AS waiting
 WHERE kafka_topic = ANY(%(topics)s) AND id BETWEEN %(first)s AND %(last)s
       AND NOT EXISTS (SELECT FROM {table} AS record WHERE record.id = waiting.id)
 

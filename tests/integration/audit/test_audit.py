@@ -144,6 +144,18 @@ def test_records_that_wait_are_not_missing(archived: Archived) -> None:
     assert counts(archived.audit(status=1)) == {"missing": 1, "torn": 1}
 
 
+@pytest.mark.parametrize("filled", ["by stashing", "by purging"])
+def test_records_that_are_parked_are_not_missing(archived: Archived, filled: str) -> None:
+    archived.execute("DROP TABLE IF EXISTS outbox_parked CASCADE; CREATE TABLE outbox_parked (LIKE outbox)")
+    if filled == "by purging":
+        archived.execute("DROP TRIGGER keep_stashed ON outbox")
+    archived.stash(archived.record(1), archived.record(2))
+    archived.execute("WITH gone AS (DELETE FROM outbox RETURNING *) INSERT INTO outbox_parked SELECT * FROM gone")
+    assert counts(archived.audit()) == {"waiting": 2}
+    archived.publish([archived.record(1)])
+    assert counts(archived.audit("--exclusive")) == {"waiting": 1}
+
+
 def test_what_happens_between_the_steps_of_an_audit_is_no_fault(
     archived: Archived, monkeypatch: pytest.MonkeyPatch
 ) -> None:

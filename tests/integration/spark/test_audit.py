@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 import yaml
 from archiving import Archived, counts, make_archived
@@ -25,7 +26,13 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 
 PASSWORD = "correct-horse-battery-staple"
-SUBMIT = ["spark-submit", "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+SUBMIT = [
+    str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+    "--master",
+    "local[2]",
+    "--conf",
+    "spark.ui.enabled=false",
+]
 
 
 @pytest.fixture
