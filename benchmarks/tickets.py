@@ -75,7 +75,8 @@ class Scene:
         init_outbox(self.connection, config.name)
         identity = OutboxTable(self.connection, OutboxName.parse("outbox")).identity()
         make_internal_topics(config, KafkaNames.of(config, identity.outbox_id))
-        AdminClient(kafka).create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+        admin = AdminClient(kafka)
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
         server = conninfo_to_dict(self.data_source)
         known = {"host": server["host"], "port": int(server["port"]), "schema": "bench", "login": server["user"]}
         os.environ["AIRFLOW_HOME"] = str(folder)
