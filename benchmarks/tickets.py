@@ -152,6 +152,15 @@ def shares(delays: list[float]) -> dict[str, float]:
 
 
 async def cost(scene: Scene, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
+    with psycopg.connect(scene.data_source) as writer:  # never commits: so that there is always somebody who waits
+        last = asyncio.create_task(event(stash(writer, OutboxRecord(TOPIC, "open", "open"))))
+        results = await _cost(scene, waiting=waiting, seconds=seconds)
+        last.cancel()
+        writer.rollback()
+    return results
+
+
+async def _cost(scene: Scene, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
     tickets = [scene.stash(f"cost {number}") for number in range(waiting)]
     events = [asyncio.create_task(event(ticket)) for ticket in tickets]
     await asyncio.sleep(10)
