@@ -7,7 +7,7 @@ from simulation.histories import simulated
 from simulation.kinds import KINDS
 from simulation.planted import BUGS, Bug
 
-SEEDS = 400
+SEEDS = 1000
 """Within how many histories every bug is found. Most are found within twenty."""
 
 

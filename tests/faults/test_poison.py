@@ -1,0 +1,123 @@
+"""Records that Kafka never takes, of every kind, among others, while leaders are killed: they wait, and so does what
+comes behind them in their topic and key; all else comes once and in order; and what is corrected lets the rest go.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+import yaml
+from confluent_kafka.admin import AdminClient, NewTopic
+from harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
+
+from airflow_outbox.demo.kafka import EmbeddedKafka
+
+KEYS = 60
+RECORDS = 12_000
+MAX_MESSAGE_BYTES = 40_000
+POISON = {
+    "headers": "kafka_header_values = ARRAY[]::text[]",
+    "null header": "kafka_header_values = ARRAY[NULL]::text[]",
+    "too large": "kafka_value = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 3000))",
+    "partition": "kafka_partition = 99",
+    "topic name": "kafka_topic = 'no topic'",
+}
+"""What is done to the record that begins a key's second half."""
+MENDED = """UPDATE outbox_parked SET kafka_header_values = kafka_header_keys, kafka_value = n, kafka_partition = NULL,
+    kafka_topic = topic, requested = 'retry'
+FROM (SELECT number, kafka_header_keys[1] AS n, %(topic)s AS topic FROM outbox_parked) AS was
+WHERE was.number = outbox_parked.number"""
+
+
+@pytest.fixture
+def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
+    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_topics([outbox.topic])[outbox.topic].result()
+    topic = NewTopic(outbox.topic, PARTITIONS, 1, config={"max.message.bytes": str(MAX_MESSAGE_BYTES)})
+    wait_until(lambda: _made(admin, topic), within=20)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
+        connection.execute("ALTER TABLE outbox_parked ALTER kafka_value TYPE text")
+        connection.execute(
+            """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+            SELECT %(topic)s, 'k' || place %% %(keys)s, place::text, ARRAY[place::text], ARRAY[place::text]
+            FROM generate_series(0, %(records)s - 1) AS place""",
+            {"topic": outbox.topic, "keys": KEYS, "records": RECORDS},
+        )
+        for key, change in enumerate(POISON.values()):
+            first = (
+                f"SELECT id FROM outbox WHERE kafka_key = 'k{key}' ORDER BY id OFFSET {RECORDS // KEYS // 2} LIMIT 1"
+            )
+            connection.execute(f"UPDATE outbox SET {change} WHERE id = ({first})")  # type: ignore[arg-type]
+    return outbox
+
+
+def _made(admin: AdminClient, topic: NewTopic) -> bool:
+    return admin.create_topics([topic])[topic.topic].exception() is None
+
+
+@pytest.fixture
+def file(outbox: Outbox, tmp_path: Path) -> Path:
+    path = tmp_path / "outbox.yaml"
+    path.write_text(yaml.safe_dump({**outbox.settings, "limits": {"batch_records": 500}}))
+    return path
+
+
+def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
+    draw = random.Random(1)
+    whole = {f"k{key}": list(range(key, RECORDS, KEYS)) for key in range(KEYS)}
+    for _ in range(3):
+        process = Process([*COMMAND, "harvest", "-f", str(file)])
+        process.wait_for("view")
+        time.sleep(draw.random())
+        process.end()
+    process = Process([*COMMAND, "harvest", "-f", str(file)])
+    try:
+        wait_until(lambda: outbox.left() == 0, within=60)
+        causes = "SELECT cause FROM outbox_parked WHERE cause IS NOT NULL ORDER BY 1"
+        expected = ["headers", "headers", "partition", "too_large", "topic_name"]
+        assert [cause for (cause,) in outbox.query(causes)] == expected
+        half = RECORDS // KEYS // 2
+        stopped = {f"k{key}" for key in range(len(POISON))}
+        assert outbox.by_key() == {key: all[:half] if key in stopped else all for key, all in whole.items()}
+        with psycopg.connect(outbox.database, autocommit=True) as connection:
+            connection.execute(MENDED, {"topic": outbox.topic})
+        time.sleep(1.2)
+        process.end()
+        process = Process([*COMMAND, "harvest", "-f", str(file)])
+        wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)], within=60)
+        assert outbox.by_key() == whole
+    finally:
+        process.end()
+
+
+def test_one_poison_in_a_thousand_costs_no_more_than_half_the_speed(outbox: Outbox, file: Path) -> None:
+    def drain() -> float:
+        with psycopg.connect(outbox.database, autocommit=True) as connection:
+            connection.execute("TRUNCATE outbox, outbox_parked")
+            connection.execute(
+                """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+                SELECT %s, 'k' || place, 'v', ARRAY['n'], CASE WHEN place %% 1000 <> %s THEN ARRAY['1'] ELSE '{}' END
+                FROM generate_series(1, 100000) AS place""",
+                (outbox.topic, poisoned),
+            )
+        process = Process([*COMMAND, "harvest", "-f", str(file)])
+        try:
+            process.wait_for("view")
+            began = time.monotonic()
+            wait_until(lambda: outbox.left() == 0, within=60)
+            return time.monotonic() - began
+        finally:
+            process.end()
+
+    times: dict[int, list[float]] = {-1: [], 7: []}
+    for _ in range(3):
+        for poisoned in times:
+            times[poisoned].append(drain())
+    clean, poisonous = (sorted(each)[1] for each in times.values())
+    assert poisonous < 2 * clean, times
