@@ -85,7 +85,14 @@ def _adopt(
         for entry in ledger.entries:
             if entry.batch > fence.witness.batch:
                 table.purge_published(view, entry.ids(), entry.snapshot)
-    incarnation = _record(table, view, witness=_witness(fence, ledger), differences=accepted, reason=reason)
+    incarnation = _record(
+        table,
+        view,
+        last_incarnation=ledger.head.incarnation if ledger.head else 0,
+        witness=_witness(fence, ledger),
+        differences=accepted,
+        reason=reason,
+    )
     return Adoption(accepted, incarnation)
 
 
@@ -97,15 +104,27 @@ def _witness(fence: Fence, ledger: Ledger) -> Witness:
     return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)
 
 
-def _record(table: OutboxTable, view: UUID, *, witness: Witness, differences: Sequence[str], reason: str) -> int:
-    """Make the present history the outbox's own; the new incarnation."""
+def _record(
+    table: OutboxTable,
+    view: UUID,
+    *,
+    last_incarnation: int,
+    witness: Witness,
+    differences: Sequence[str],
+    reason: str,
+) -> int:
+    """Make the present history the outbox's own; the new incarnation, above the last one that the ledger knows: the
+    database may have been restored to before an earlier adoption.
+    """
     name, connection = table.name, table.connection
 
     def execute(statement: str, **values: object) -> Any:
         query = render(statements("queries.sql")[statement], name)
         return connection.execute(query, {"shard": SHARD, "outbox": name.text(), **values})
 
-    incarnation, highest_id = execute("adopt", view=view, **asdict(witness)).fetchone()
+    incarnation, highest_id = execute(
+        "adopt", view=view, last_incarnation=last_incarnation, **asdict(witness)
+    ).fetchone()
     execute("adopt_transactions")
     execute("adopt_sequence", highest_id=highest_id)
     execute("note_adoption", incarnation=incarnation, differences="; ".join(differences), reason=reason)
