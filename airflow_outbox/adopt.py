@@ -29,7 +29,8 @@ from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
-from airflow_outbox.harvest.protocol.ledger import Ledger
+from airflow_outbox.harvest.parked_records import parked_table, reasons
+from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, expanded
 from airflow_outbox.harvest.protocol.recovery import differences
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import fence_producers
@@ -88,9 +89,27 @@ def _adopt(
     if nothing_lost:
         for entry in ledger.entries:
             if entry.batch > fence.witness.batch:
-                table.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
-    incarnation = _record(table, view, witness=_witness(fence, ledger), differences=accepted, reason=reason)
+                _complete(table, view, entry)
+    incarnation = _record(
+        table,
+        view,
+        last_incarnation=ledger.head.incarnation if ledger.head else 0,
+        witness=_witness(fence, ledger),
+        differences=accepted,
+        reason=reason,
+    )
     return Adoption(accepted, incarnation)
+
+
+def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
+    """Do in Postgres what an entry says."""
+    parked = parked_table(table)
+    if entry.parked:
+        parked.park(view, reasons(entry.parked), entry.snapshot)
+    if entry.unparked:
+        parked.unpark(view, expanded(entry.unparked))
+    if entry.runs:
+        table.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
 
 
 def _witness(fence: Fence, ledger: Ledger) -> Witness:
@@ -101,15 +120,27 @@ def _witness(fence: Fence, ledger: Ledger) -> Witness:
     return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)
 
 
-def _record(table: OutboxTable, view: UUID, *, witness: Witness, differences: Sequence[str], reason: str) -> int:
-    """Make the present history the outbox's own; the new incarnation."""
+def _record(
+    table: OutboxTable,
+    view: UUID,
+    *,
+    last_incarnation: int,
+    witness: Witness,
+    differences: Sequence[str],
+    reason: str,
+) -> int:
+    """Make the present history the outbox's own; the new incarnation, above the last one that the ledger knows: the
+    database may have been restored to before an earlier adoption.
+    """
     name, connection = table.name, table.connection
 
     def execute(statement: str, **values: object) -> Any:
         query = render(statements("queries.sql")[statement], name)
         return connection.execute(query, {"shard": SHARD, "outbox": name.text(), **values})
 
-    incarnation, highest_id = execute("adopt", view=view, **asdict(witness)).fetchone()
+    incarnation, highest_id = execute(
+        "adopt", view=view, last_incarnation=last_incarnation, **asdict(witness)
+    ).fetchone()
     execute("adopt_transactions")
     execute("adopt_sequence", highest_id=highest_id)
     execute("note_adoption", incarnation=incarnation, differences="; ".join(differences), reason=reason)

@@ -328,7 +328,7 @@ class ExactlyOnceTerm(Term):
     async def _attend(self) -> None:
         while True:
             await asyncio.sleep(ATTENDING_INTERVAL)
-            if not self._parked:
+            if not self._parked or self.request.paused:
                 continue
             discarded = await self._table.discard_requested(self.view)
             self._parked.gone(discarded)

@@ -13,27 +13,18 @@ from uuid import UUID
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.protocol.ledger import Parked, expanded
-from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
+from airflow_outbox.harvest.parked_records import parked_table, reasons, why
+from airflow_outbox.harvest.protocol.ledger import Parked
+from airflow_outbox.harvest.protocol.parking import Lane, Refusal
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
-from airflow_outbox.parked import ParkedTable, Why
+from airflow_outbox.parked import ParkedTable
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord, OutboxTable, connect
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-
-_TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
-_FIRST_DELAY = 5.0
-
-
-def _why(refusal: Refusal | None) -> Why:
-    if refusal is None:
-        return Why(None, None, None)
-    return Why(refusal.cause.value, refusal.reason, _FIRST_DELAY if refusal.cause.can_pass else None)
 
 
 class PostgresTable:
@@ -147,11 +138,7 @@ class PostgresTable:
         return await self._parked(ParkedTable.lanes)
 
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
-        records: dict[int, Why] = {}
-        for group in parked:
-            why = _why(None if group.cause is None else Refusal(Cause(group.cause), group.reason or ""))
-            records.update(dict.fromkeys(expanded(group.runs), why))
-        await self._parked(ParkedTable.park, view, records, snapshot)
+        await self._parked(ParkedTable.park, view, reasons(parked), snapshot)
 
     async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
         return await self._parked(ParkedTable.due, max_records=max_records, of_all_lanes=of_all_lanes)
@@ -164,7 +151,7 @@ class PostgresTable:
 
     async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal]) -> None:
         await self._parked(
-            ParkedTable.note_refusals, view, {number: _why(refusal) for number, refusal in refusals.items()}
+            ParkedTable.note_refusals, view, {number: why(refusal) for number, refusal in refusals.items()}
         )
 
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:
@@ -177,10 +164,7 @@ class PostgresTable:
         **kwargs: Arguments.kwargs,
     ) -> Result:
         def call(table: OutboxTable) -> Result:
-            parked = ParkedTable(
-                table.connection, table.name, table.columns, topic_causes=_TOPIC_CAUSES, archives=table.archives
-            )
-            return method(parked, *args, **kwargs)
+            return method(parked_table(table), *args, **kwargs)
 
         async with self._within(self._statement_timeout):
             return await self._purging.call(call)

@@ -131,8 +131,11 @@ FROM marked
 ORDER BY id
 
 -- prefer_indexes --
--- For the connection that reads: statistics that lag behind must not make it scan the table, which may be mostly dead rows.
-SET enable_seqscan = off
+-- For the connection that reads: statistics that lag behind must not make it scan the table, which may be mostly dead rows, nor collect
+-- and sort all that is left of a window for each of its pages.
+SET enable_seqscan = off;
+SET enable_sort = off;
+SET max_parallel_workers_per_gather = 0
 
 -- newest_transaction_id --
 -- Part of `fence`, where the outbox has the column: the highest transaction id in it.
@@ -221,10 +224,10 @@ SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint
 SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
 -- adopt --
--- Accepts the present history, if the fence is this view's: a new incarnation, and the witness as given. The other statements of an
--- adoption follow in the same transaction.
+-- Accepts the present history, if the fence is this view's: a new incarnation, which the ledger has not seen either, and the witness as
+-- given. The other statements of an adoption follow in the same transaction.
 UPDATE {leader} AS fence
-SET incarnation = incarnation + 1, halted = NULL, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
+SET incarnation = greatest(incarnation, %(last_incarnation)s) + 1, halted = NULL, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
     highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
     system_identifier = (pg_control_system()).system_identifier,
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,

@@ -28,7 +28,7 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.loopback import LOOPBACK, free_port
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 
-MARK, PURGE = b"airflow-outbox mark", b"airflow-outbox purge"
+MARK, PURGE, LOOK = b"airflow-outbox mark", b"airflow-outbox purge", b"airflow-outbox look"
 """What the connections of a leader begin with, among other bytes."""
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"

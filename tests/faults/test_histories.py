@@ -134,6 +134,24 @@ def test_records_that_a_restore_brings_back_are_published_once_more(stage: Stage
     assert stage.outbox.by_key() == numbers(range(BEFORE), range(BEFORE))
 
 
+def test_a_backup_from_before_an_earlier_adoption_is_adopted_at_once(stage: Stage) -> None:
+    stage.drain()
+    backup = stage.back_up()
+    stage.execute("TRUNCATE outbox RESTART IDENTITY")
+    stage.outbox.stash(AFTER, start=BEFORE)
+    stage.refuses(stage.harvester(), "it was set back")
+    stage.adopt()
+    stage.is_drained()
+    for process in stage.started:
+        process.end()
+    stage.restore(backup)
+    stage.outbox.stash(AFTER, start=BEFORE + AFTER)
+    stage.refuses(stage.harvester(), "it was restored")
+    assert "incarnation 3" in stage.adopt()
+    stage.is_drained()
+    assert stage.outbox.by_key() == numbers(range(BEFORE + 2 * AFTER))
+
+
 @pytest.fixture
 def follower(stage: Stage, tmp_path: Path, server_folder: Path) -> Iterator[EmbeddedPostgres]:
     """A replica that has all that was harvested, and no more."""

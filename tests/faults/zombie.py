@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_outbox import table
-from airflow_outbox.harvest import process, transactional
+from airflow_outbox.harvest import postgres, process, transactional
 from airflow_outbox.harvest.__main__ import main
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.transaction import Call
@@ -107,12 +107,20 @@ def remove_the_fence_of_kafka() -> None:
 
 
 def remove_the_wait_for_the_disk() -> None:
-    """A term that takes what it sees for what is on disk."""
+    """A term that takes what it sees for what is on disk, and whose own statements don't wait for that either."""
 
     async def flush(_: PostgresTable, position: int) -> int:
         return position
 
+    connect = postgres.connect
+
+    def without_waiting(*arguments: Any, **named: Any) -> Any:
+        connection = connect(*arguments, **named)
+        connection.execute("SET synchronous_commit = off")
+        return connection
+
     PostgresTable.flush = flush  # type: ignore[method-assign]
+    postgres.connect = without_waiting
 
 
 REMOVALS = {

@@ -24,6 +24,33 @@ class StuckError(Exception):
     """Nothing will ever happen again: every task waits, and no timer is set."""
 
 
+class Handle:
+    """A call that is due some time. As asyncio's own, but lighter: there are thousands in a history."""
+
+    __slots__ = ("_args", "_callback", "_when", "context", "is_cancelled")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._when = when
+        self.context = copy_context() if context is None else context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self._when
+
+    def run(self) -> None:
+        self.context.run(self._callback, *self._args)
+
+
 class Process:
     """A process of the simulated world."""
 
@@ -32,7 +59,7 @@ class Process:
     def __init__(self) -> None:
         self.stopped = False
         self.killed = False
-        self.missed: list[asyncio.Handle] = []
+        self.missed: list[Handle] = []
         self.context = copy_context()
         """What is run in it, and all that comes of that, belongs to the process."""
         self.context.run(_PROCESS.set, self)
@@ -67,11 +94,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
         self._set = 0
         self._tasks: list[asyncio.Task[Any]] = []  # strong references: nothing of a killed process is to be collected
-        self._failure: BaseException | None = None
         self.processes: list[Process] = []
 
     def time(self) -> float:
@@ -96,30 +122,26 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> Handle:
+        handle = Handle(callback, args, context, self.now)
         self.ready.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> Handle:
+        handle = Handle(callback, args, context, when)
         self._set += 1
         heapq.heappush(self._timers, (when, self._set, handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A timer was cancelled; it is dropped when its time comes."""
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if "handle" in context:  # a bug of the world; a task's exception waits for whoever awaits the task
-            self._failure = context["exception"]
+        """A task's exception waits for whoever awaits the task."""
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine to its end, and end the tasks that are left."""
@@ -139,18 +161,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 if not timers:
                     raise StuckError
                 when, _, timer = heapq.heappop(timers)
-                if timer._cancelled:
+                if timer.is_cancelled:
                     continue
                 self.now = max(self.now, when)
                 ready.append(timer)
             handle = ready.popleft()
-            if handle._cancelled:
+            if handle.is_cancelled:
                 continue
-            process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+            process = handle.context.get(_PROCESS)
             if process is None or not (process.stopped or process.killed):
-                handle._run()
-                if self._failure is not None:
-                    raise self._failure
+                handle.run()
             else:
                 process.missed.append(handle)
 

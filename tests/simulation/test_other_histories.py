@@ -77,7 +77,7 @@ CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
     "setval": (lambda world: world.database.set_back(3), "set back"),
     "a backup restored": (_restore, "restored to an earlier time"),
     "a replica promoted": (_promote, "timeline 2"),
-    "a ledger deleted": (_lose, "the ledger"),
+    "a ledger deleted": (_lose, "the ledger ends at"),
     "a ledger emptied": (_shorten, "the ledger ends at"),
 }
 

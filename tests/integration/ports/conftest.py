@@ -1,0 +1,52 @@
+"""The port `Table`, real and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from simulation.table import SimulatedTable
+from simulation.world import World
+from tables_under_test import INSERT, RealWriter, SimulatedWriter, TableUnderTest, Writer
+
+from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.table import MarkedRecord
+
+
+@pytest.fixture(params=["real", "simulated"])
+async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]:
+    if request.param == "simulated":
+        world = World(1)
+        one, other = (SimulatedTable(world.server, world.network) for _ in range(2))
+        yield TableUnderTest(
+            one,
+            other,
+            lambda records: world.database.stash(*records),
+            lambda: SimulatedWriter(world.database),
+        )
+        return
+    database = request.getfixturevalue("database")
+    name = OutboxName.parse("outbox")
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, name)
+
+        def commit(records: list[MarkedRecord]) -> None:
+            with connection.transaction(), connection.cursor() as cursor:
+                cursor.executemany(INSERT, [record[:6] for record in records])
+
+        real, rival = PostgresTable(database, name, Limits()), PostgresTable(database, name, Limits())
+        writers: list[RealWriter] = []
+
+        def begin() -> Writer:
+            writers.append(RealWriter(database))
+            return writers[-1]
+
+        yield TableUnderTest(real, rival, commit, begin)
+        for writer in writers:
+            writer.rollback()
+        await real.close()
+        await rival.close()

@@ -1,0 +1,146 @@
+"""The port `Table`, real and simulated, passes one suite: what the engine relies on, so that the simulation can be
+trusted. Here: windows and their pages, and purges by exact ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from tables_under_test import ALL, TableUnderTest, pending, record
+
+from airflow_outbox.pages import BYTES, TRANSACTION_ID, Length, Page, Reading
+from airflow_outbox.records import Snapshot
+
+
+def ids(page: Page) -> list[int]:
+    return [row[0] for row in page.rows]
+
+
+async def read(table: TableUnderTest, reading: Reading, **bounds: Any) -> Page:
+    return await table.one.read(reading, **{**ALL, "transaction_ids": False, **bounds})
+
+
+async def test_a_window_is_what_became_visible_since_the_one_before(table: TableUnderTest) -> None:
+    await table.one.take_over(uuid4())
+    slow, undone, twofold = table.begin(), table.begin(), table.begin()
+    slow.insert(1, 7)
+    undone.insert(2)
+    twofold.insert(4)
+    end_twofold = twofold.prepare()
+    table.commit([record(3), record(5)])
+    first = await read(table, Reading())
+    assert ids(first) == [3, 5]
+    assert first.complete
+    undone.rollback()
+    table.commit([record(6)])
+    second = await read(table, Reading(after=first.snapshot))
+    assert ids(second) == [6]
+    slow.commit()
+    third = await read(table, Reading(after=second.snapshot))
+    assert ids(third) == [1, 7]
+    end_twofold()
+    fourth = await read(table, Reading(after=third.snapshot))
+    assert ids(fourth) == [4]
+    assert ids(await read(table, Reading(after=fourth.snapshot))) == []
+
+
+async def test_ids_that_were_drawn_early_are_found_when_they_are_committed(table: TableUnderTest) -> None:
+    await table.one.take_over(uuid4())
+    early = table.begin()
+    number = early.draw()
+    later = table.begin()
+    later.insert(later.draw())
+    later.commit()
+    first = await read(table, Reading())
+    assert ids(first) == [number + 1]
+    early.insert(number)
+    early.commit()
+    assert ids(await read(table, Reading(after=first.snapshot))) == [number]
+
+
+async def test_the_pages_of_a_window_are_within_its_snapshot(table: TableUnderTest) -> None:
+    await table.one.take_over(uuid4())
+    late = table.begin()
+    late.insert(4)
+    table.commit([record(number) for number in (1, 2, 3, 5, 6)])
+    first = await read(table, Reading(), max_records=2)
+    assert (ids(first), first.complete) == ([1, 2], False)
+    late.commit()
+    table.commit([record(7)])
+    second = await read(table, Reading(within=first.snapshot, above=2), max_records=2)
+    assert (ids(second), second.complete) == ([3, 5], False)
+    third = await read(table, Reading(within=first.snapshot, above=5), max_records=2)
+    assert (ids(third), third.complete) == ([6], True)
+    following = await read(table, Reading(after=first.snapshot), max_records=1)
+    assert (ids(following), following.complete) == ([4], False)
+    last = await read(table, Reading(after=first.snapshot, within=following.snapshot, above=4))
+    assert (ids(last), last.complete) == ([7], True)
+
+
+async def test_a_page_ends_with_the_record_that_reaches_the_bound_on_bytes(table: TableUnderTest) -> None:
+    await table.one.take_over(uuid4())
+    table.commit(pending(3))
+    size = pending(1)[0].size
+    page = await read(table, Reading(), max_bytes=1)
+    assert (ids(page), page.complete) == ([1], False)
+    page = await read(table, Reading(), max_bytes=size + 1)
+    assert (ids(page), page.complete) == ([1, 2], False)
+    assert [row[BYTES] for row in page.rows] == [size, 2 * size]
+    assert list(page.rows[0][:7]) == list(pending(1)[0])
+
+
+async def test_a_record_tells_its_transaction_and_a_transaction_its_length(table: TableUnderTest) -> None:
+    await table.one.take_over(uuid4())
+    one, other = table.begin(), table.begin()
+    one.insert(1, 3)
+    other.insert(2, 5, 9)
+    one.commit()
+    other.commit()
+    page = await read(table, Reading(), transaction_ids=True)
+    first, second = page.rows[0][TRANSACTION_ID], page.rows[1][TRANSACTION_ID]
+    assert first is not None
+    assert second is not None
+    assert [row[TRANSACTION_ID] for row in page.rows] == [first, second, first, second, second]
+    assert all(page.snapshot.sees(number) for number in (first, second))
+    assert await table.one.lengths([first, second, 2]) == {first: Length(2, 3), second: Length(3, 9)}
+    assert [row[TRANSACTION_ID] for row in (await read(table, Reading())).rows] == [None] * 5
+
+
+async def test_a_purge_takes_exact_ids_as_far_as_the_snapshot_sees_them(table: TableUnderTest) -> None:
+    view = uuid4()
+    await table.one.take_over(view)
+    late = table.begin()
+    late.insert(2)
+    table.commit([record(1), record(3), record(4)])
+    page = await read(table, Reading())
+    late.commit()
+    table.commit([record(5)])
+    await table.one.purge_published(view, [1, 2, 3, 5, 77], page.snapshot)
+    assert ids(await read(table, Reading())) == [2, 4, 5]
+
+
+async def test_what_is_seen_is_on_disk_after_a_flush(table: TableUnderTest) -> None:
+    view = uuid4()
+    await table.one.take_over(view)
+    writer = table.begin()
+    writer.insert(1)
+    writer.commit(synchronous=False)
+    page = await read(table, Reading())
+    assert ids(page) == [1]
+    assert page.flushed <= page.written
+    assert await table.one.flush(page.written) >= page.written
+    again = await read(table, Reading())
+    assert again.flushed >= page.written
+    assert await table.one.purge_published(view, [1], again.snapshot) >= page.written
+
+
+async def test_a_snapshot_is_the_same_as_text(table: TableUnderTest) -> None:
+    await table.one.take_over(uuid4())
+    writer = table.begin()
+    writer.insert(1)
+    table.commit([record(2)])
+    snapshot = (await read(table, Reading())).snapshot
+    assert Snapshot.parse(str(snapshot)) == snapshot
+    assert len(snapshot.in_progress) == 1
+    writer.rollback()

@@ -1,0 +1,138 @@
+"""The ledger: entries survive being written and read, in chunks too; recovery trusts nothing that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_outbox.errors import HistoryError, SchemaVersionError
+from airflow_outbox.fence import Fence, History, Request, Witness
+from airflow_outbox.harvest.protocol import ledger
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, runs
+from airflow_outbox.harvest.protocol.recovery import differences, recover
+from airflow_outbox.records import Snapshot
+
+OUTBOX, VIEW = UUID(int=1), UUID(int=2)
+
+
+def entry(batch: int, ids: Iterable[int] = (1, 2, 3), *, incarnation: int = 1) -> Entry:
+    extents = (Extent("t", 0, 10, 12, 3),)
+    return Entry(batch, VIEW, incarnation, Snapshot(5, 9, frozenset({5})), runs(list(ids)), extents)
+
+
+def head(batch: int, **changes: int) -> Head:
+    values = Head(OUTBOX, 1, VIEW, batch, witnessed=0, highest_id=100, beats=7)
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def read(*records: LedgerRecord, end: int = 50) -> Ledger:
+    numbered = [(offset, key, value) for offset, (key, value) in enumerate(records, 40)]
+    return Ledger.read(topic_id="T", end=end, records=numbered)
+
+
+@given(st.lists(st.integers(-5, 200), unique=True))
+def test_runs_are_exact_and_keep_the_order(ids: list[int]) -> None:
+    assert [number for first, last in runs(ids) for number in range(first, last + 1)] == ids
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 20_000])
+def test_an_entry_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(ledger, "_RUNS_A_CHUNK", chunk)
+    written = entry(4, [1, 3, 4, 9, 7])
+    found = read(*written.records(), head(4, witnessed=3).record())
+    assert found.entries == (written,)
+    assert found.head == head(4, witnessed=3)
+    assert (found.topic_id, found.end) == ("T", 50)
+
+
+def test_an_entry_that_was_deleted_is_gone() -> None:
+    found = read(*entry(1).records(), *entry(2).records(), ("batch/1/0", None), head(2).record())
+    assert [each.batch for each in found.entries] == [2]
+
+
+def test_an_entry_with_a_missing_chunk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_RUNS_A_CHUNK", 1)
+    with pytest.raises(HistoryError, match="no release has written"):
+        read(*entry(1, [1, 3, 5]).records()[:2])
+
+
+def test_what_a_later_release_has_written_is_left_to_it() -> None:
+    with pytest.raises(SchemaVersionError, match="newer airflow-outbox"):
+        read(("head", '{"format": 99}'))
+
+
+def test_what_is_none_of_ours_is_refused() -> None:
+    with pytest.raises(HistoryError, match="none of ours"):
+        read(("head", "not json"))
+
+
+HISTORY = History(system_identifier=1, timeline=1, table_oid=1)
+FENCE = Fence(
+    request=Request(),
+    outbox_id=OUTBOX,
+    incarnation=1,
+    delivery="exactly_once",
+    transactional_id="x",
+    recorded=HISTORY,
+    present=HISTORY,
+    witness=Witness("T", batch=2, offset=40, highest_id=90),
+    last_drawn=200,
+    beats=8,
+    next_transaction_id=20,
+    newest_transaction_id=15,
+)
+
+
+def test_recovery_completes_what_is_committed_and_not_witnessed() -> None:
+    found = recover(FENCE, read(*entry(2).records(), *entry(3).records(), *entry(4).records(), head(4).record()))
+    assert [each.batch for each in found.unpurged] == [3, 4]
+    assert found.witness == Witness("T", batch=4, offset=43, highest_id=100)
+
+
+def test_a_first_leader_finds_nothing_to_complete() -> None:
+    found = recover(replace(FENCE, witness=Witness()), read(end=0))
+    assert found.unpurged == ()
+    assert found.witness == Witness("T")
+
+
+def test_after_an_adoption_older_entries_purge_nothing() -> None:
+    adopted = replace(FENCE, incarnation=2, witness=Witness("T", 4, 43, 100))
+    assert recover(adopted, read(*entry(4).records(), head(4).record())).unpurged == ()
+
+
+WHOLE = (*entry(3).records(), head(3).record())
+
+
+@pytest.mark.parametrize(
+    ("fence", "records", "named"),
+    [
+        (replace(FENCE, present=replace(HISTORY, system_identifier=2)), WHOLE, "another database cluster"),
+        (replace(FENCE, present=replace(HISTORY, timeline=2)), WHOLE, "timeline 2"),
+        (replace(FENCE, present=replace(HISTORY, table_oid=2)), WHOLE, "dropped and made anew"),
+        (replace(FENCE, last_drawn=89), WHOLE, "the sequence of the ids is at 89"),
+        (replace(FENCE, last_drawn=95), WHOLE, "the sequence of the ids is at 95"),
+        (replace(FENCE, newest_transaction_id=20), WHOLE, "has not begun yet"),
+        (replace(FENCE, next_transaction_id=8, newest_transaction_id=7), WHOLE, "younger than now"),
+        (replace(FENCE, beats=6), WHOLE, "knows less of its leaders"),
+        (replace(FENCE, witness=Witness()), WHOLE, "before this database ever had one"),
+        (replace(FENCE, witness=replace(FENCE.witness, topic_id="U")), WHOLE, "topic was deleted and made anew"),
+        (replace(FENCE, outbox_id=UUID(int=9)), WHOLE, "is that of outbox"),
+        (replace(FENCE, halted="somebody has looked"), WHOLE, "somebody has looked"),
+        (FENCE, (), "the ledger is empty"),
+        (FENCE, (head(1).record(),), "ends with batch 1"),
+        (FENCE, (*entry(4).records(), head(4).record()), "no entry of batch 3"),
+        (FENCE, (*entry(3).records(), head(3, witnessed=3).record()), "restored to an earlier time"),
+        (FENCE, (*entry(3).records(), head(3, incarnation=2).record()), "incarnation 2"),
+        (FENCE, (*entry(3, incarnation=0).records(), head(3).record()), "batch 3 is of incarnation 0"),
+        (replace(FENCE, incarnation=2), WHOLE, "after the ledger had been adopted"),
+    ],
+)
+def test_another_history_is_refused(fence: Fence, records: tuple[LedgerRecord, ...], named: str) -> None:
+    assert list(differences(FENCE, read(*WHOLE))) == []
+    with pytest.raises(HistoryError, match=named):
+        recover(fence, read(*records))
