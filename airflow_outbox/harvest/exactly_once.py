@@ -82,6 +82,7 @@ class ExactlyOnceTerm(Term):
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[Piece] = deque()
         self._unpurged: deque[tuple[Entry, Batch]] = deque()
+        self._decided: deque[Batch] = deque()
         self._held_records = 0
         self._held_bytes = 0
         self._unpurged_records = 0
@@ -276,7 +277,9 @@ class ExactlyOnceTerm(Term):
             self._wake.clear()
             await self._wake.wait()
         most = min(self._limits.batch_records, self._caution.records)
-        if not self._pieces or (batch.may_end and batch.records + len(self._pieces[0].rows) > most):
+        if not self._pieces or (batch.may_end and self._stopping.is_set()):
+            return None
+        if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
             return None
         piece = self._pieces.popleft()
         if len(piece.rows) > most and piece.ends:
@@ -296,8 +299,14 @@ class ExactlyOnceTerm(Term):
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)
         self._unpurged.append((entry, batch))
         self._unpurged_records += batch.records
-        self._tracking.flush(batch.read)
+        self._decided.append(batch)
+        self._track()
         self._committed.set()
+
+    def _track(self) -> None:
+        """Count batches as published: once committed, and when records were parked, once those can be seen there."""
+        while self._decided and (self._decided[0].is_settled or not self._decided[0].parked):
+            self._tracking.flush(self._decided.popleft().read)
 
     async def _settle(self) -> None:
         while self._unpurged or not self._all_committed:
@@ -314,6 +323,8 @@ class ExactlyOnceTerm(Term):
                 raise HistoryError("the ledger's topic was deleted and made anew")
             self._announced = announced or self._announced
             self._ledger.settled = batch.witness
+            batch.is_settled = True
+            self._track()
             self._tracking.purge(batch.read, batch.topics)
             self._unpurged.popleft()
             self._unpurged_records -= batch.records

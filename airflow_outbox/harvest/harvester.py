@@ -125,7 +125,8 @@ class Harvester:
                 return
             except OutboxError as error:
                 if asyncio.current_task() is not self._leading:  # asked to stand by: another view would be a duel
-                    self._events("error", error=str(error), retry_in=None)
+                    if not await self._is_followed(view):
+                        self._events("error", error=str(error), retry_in=None)
                     return
                 if self.published > published_before:
                     delay = _SHORTEST_DELAY
@@ -168,6 +169,16 @@ class Harvester:
         self._views = [view]
         self._reached_at = asyncio.get_running_loop().time()
         return fence
+
+    async def _is_followed(self, view: UUID) -> bool:
+        """Whether a successor has taken over already, which fails whatever was under way."""
+        try:
+            await self._table.require_fence(view)
+        except FencedError:
+            return True
+        except OutboxError:
+            pass
+        return False
 
     def _resign(self, reason: str) -> None:
         """Let others lead until this member reaches Postgres again."""

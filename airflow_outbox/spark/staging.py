@@ -22,6 +22,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId
+from airflow_outbox.spark.patience import patiently
 from airflow_outbox.sql import statements
 from airflow_outbox.table import connect, render, translated
 
@@ -94,7 +95,7 @@ def _copy(table: str, run: Run, layout: Layout, data_source: str) -> Iterator[Ca
         return render(statements("spark.sql")[name], run.outbox, staging=staging, **parts)
 
     with (
-        closing(connect(data_source, purpose="spark task", is_pooled=True)) as connection,
+        closing(patiently(lambda: connect(data_source, purpose="spark task", is_pooled=True))) as connection,
         translated(run.outbox),
         connection.transaction(),
     ):

@@ -20,8 +20,9 @@ from pyspark.sql.types import StructType
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import STREAM_INLINE_BYTES, CommitId, WriteOptions
+from airflow_outbox.spark.patience import patiently
 from airflow_outbox.spark.staging import Run
-from airflow_outbox.spark.writer import AttemptMessage, abandon, commit_attempts, planned, write_attempt
+from airflow_outbox.spark.writer import AttemptMessage, Plan, abandon, commit_attempts, planned, write_attempt
 from airflow_outbox.table import connect
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -64,12 +65,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def stream_writer(schema: StructType, options: WriteOptions) -> StreamWriter:
-    """The writer of a query with this schema. Raises ConfigurationError, OutboxMissingError, PostgresError."""
+    """The writer of a query with this schema, also where Postgres restarts while the query runs.
+
+    Raises ConfigurationError, OutboxMissingError, PostgresError.
+    """
     if options.commit_id is not None:
         raise ConfigurationError(
             "option txnAppId: a streaming query commits under its own id, that of its checkpoint. Leave the option out"
         )
-    with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
-        plan = planned(connection, schema, options)
+
+    def look() -> Plan:
+        with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
+            return planned(connection, schema, options)
+
+    plan = patiently(look)
     run = Run(options.outbox, plan.schema, secrets.token_hex(4), CommitId("spark-stream", 0), is_stream=True)
     return StreamWriter(run, plan.layout, options)

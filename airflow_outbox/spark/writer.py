@@ -8,8 +8,7 @@ message, and so no effect.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,20 +19,18 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_outbox.errors import JobError, OutboxError, PostgresUnreachableError
+from airflow_outbox.errors import JobError, OutboxError
 from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
 from airflow_outbox.spark.layout import Layout, plan
 from airflow_outbox.spark.options import CommitId, WriteOptions
+from airflow_outbox.spark.patience import patiently
 from airflow_outbox.spark.rules import Problem, first_problem
 from airflow_outbox.spark.staging import Run, StagedRows, drop, stage, sweep
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable, connect, render, translated
 
 log = logging.getLogger(__name__)
-
-PATIENCE_SECONDS = 60.0
-_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +133,6 @@ def commit_attempts(
             return commit
 
     return patiently(attempt)
-
-
-def patiently(attempt: Callable[[], JobCommit]) -> JobCommit:
-    """Try again while Postgres is not to be reached, for a minute: a restart takes seconds. Raises PostgresError."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return attempt()
-        except PostgresUnreachableError as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("%s; trying again", error)
-            time.sleep(_PAUSE_SECONDS)
 
 
 def abandon(messages: Sequence[WriterCommitMessage | None], *, run: Run, options: WriteOptions) -> None:

@@ -34,6 +34,7 @@ class Committed:
     transactions: list[list[str]] = field(default_factory=list)
     deleted: dict[str, int] = field(default_factory=dict)
     truncated: set[str] = field(default_factory=set)
+    discarded: set[str] = field(default_factory=set)
     claims: list[tuple[str, int]] = field(default_factory=list)
     """What a watermark has claimed to be published, and when it first did."""
     setbacks: list[str] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Committed:
         opened: dict[int, list[Any]] = {}
         values: dict[int, str] = {}
         unclaimed: dict[int, list[str]] = {}
+        parked: dict[int, str] = {}
         for change, arguments in log:
             if change == "begin":
                 opened[arguments[0]] = []
@@ -61,7 +63,14 @@ class Committed:
                         values[record.id] = record.value
             elif change == "announce":
                 for number in [number for number in unclaimed if arguments[0].sees(number)]:
-                    found.claims += [(value, arguments[1]) for value in unclaimed.pop(number)]
+                    aside = {*parked.values(), *found.discarded}
+                    found.claims += [(value, arguments[1]) for value in unclaimed.pop(number) if value not in aside]
+            elif change == "park":
+                parked.update((number, values.pop(identity)) for identity, number, _ in arguments[1])
+            elif change == "unpark":
+                found.deleted.update((parked.pop(number), arguments[2]) for number in arguments[1])
+            elif change == "discard":
+                found.discarded.update(parked.pop(number) for number in arguments[1])
             elif change == "set_fence":
                 found._follow(arguments[1])
             elif change == "exchange":
@@ -117,6 +126,7 @@ def complaints(
     found = [*_foreign([present, *past], sightings), *_out_of_order(present, sightings)]
     if drained:
         found += _lost(present, sightings)
+    found += [f"discarded, and published: {one.value}" for one in sightings if one.value in present.discarded]
     if exactly_once:
         found += _doubled(sightings)
     if atomic:
@@ -129,7 +139,7 @@ def complaints(
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
-    values = committed.truncated | {sighting.value for sighting in sightings}
+    values = committed.truncated | committed.discarded | {sighting.value for sighting in sightings}
     for lane, stashed in committed.lanes.items():
         yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
 

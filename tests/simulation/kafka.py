@@ -10,12 +10,14 @@ ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from simulation.loop import ELSEWHERE
+
+from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 
 LEDGER = ("ledger", 0)
 PARTITIONS = 2
@@ -126,6 +128,12 @@ class Broker:
     def __init__(self, random: Random, tick: Callable[[], int], *, transaction_timeout: float) -> None:
         self.partitions: dict[Place, Partition] = {LEDGER: Partition()}
         self.ledger_id: str | None = "ledger 1"
+        self.told: dict[str, Refusal] = {}
+        """Records that are refused, by value, of which a look at them tells so."""
+        self.untold: set[str] = set()
+        """Records that are refused, of which only the sending tells so; with all that is sent with them."""
+        self.missing: set[str] = set()
+        """Topics that are not there."""
         self.marking_time = 0.0
         """How long it takes to write a marker, at most, in seconds."""
         self._random = random
@@ -133,6 +141,16 @@ class Broker:
         self._timeout = transaction_timeout
         self._coordinators: dict[str, Coordinator] = {}
         self._numbers = 0
+
+    def refusal(self, row: Sequence[Any]) -> Refusal | None:
+        """What a look at a record tells."""
+        if row[1] in self.missing:
+            return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {row[1]}")
+        return self.told.get(row[3])
+
+    def takes(self, row: Sequence[Any]) -> bool:
+        """Whether a record is taken when it is sent."""
+        return row[3] not in self.untold and self.refusal(row) is None
 
     def partition(self, place: Place) -> Partition:
         return self.partitions.setdefault(place, Partition())

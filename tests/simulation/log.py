@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, Place
 from simulation.network import Answer, Link, Network
 
-from airflow_outbox.errors import HistoryError, KafkaError, PublishError
+from airflow_outbox.errors import HistoryError, KafkaError, PublishError, RecordsRefusedError
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.pages import OutboxRow
 from airflow_outbox.table import MarkedRecord
 
@@ -72,7 +73,12 @@ class SimulatedTransactionalLog:
     async def begin(self) -> None:
         """Nothing goes to the broker before the first record."""
 
+    async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
+        return examined(self._broker, rows)
+
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        if not all(self._broker.takes(row) for row in rows):
+            raise RecordsRefusedError("simulated: a record is refused", explained=True)
         places: dict[Place, list[tuple[Any, Any]]] = {}
         for row in rows:
             places.setdefault(place_of(row[1], row[2], row[6]), []).append((row[2], row))
@@ -121,15 +127,24 @@ class SimulatedTransactionalLog:
         return result
 
 
+def examined(broker: Broker, rows: Sequence[Any]) -> dict[int, Refusal]:
+    """What a look at records tells, by id."""
+    return {row[0]: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
+
+
 class SimulatedLog:
     """A producer. What it has sent may be published after it was closed; whether, nobody is told."""
 
-    def __init__(self, broker: Broker, link: Link) -> None:
+    def __init__(self, broker: Broker, link: Link, *, individually: bool) -> None:
         self._broker = broker
         self._link = link
+        self._individually = individually
         self._reports: deque[Delivery] = deque()
         self._arrived = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
+
+    async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
+        return examined(self._broker, records)
 
     def send(self, record: MarkedRecord) -> None:
         task = asyncio.get_running_loop().create_task(self._publish(record))
@@ -146,6 +161,12 @@ class SimulatedLog:
 
     async def _publish(self, record: MarkedRecord) -> None:
         problem: str | None = None
+        if not self._broker.takes(record):
+            records = [record.id] if self._individually else []
+            refused = RecordsRefusedError("simulated: refused", records=records, explained=not records)
+            self._reports.append(Delivery(record, refused))
+            self._arrived.set()
+            return
         if len(record.header_names) != len(record.header_values) or record.size > MAX_VALUE_SIZE:
             problem = "simulated: refused"
         else:

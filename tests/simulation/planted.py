@@ -75,7 +75,7 @@ class WitnessesEarly(ExactlyOnceTerm):
     """Says in the ledger that Postgres knows of purges which it has not recorded."""
 
     async def _commit(self, batch: Any) -> None:
-        self._witnessed = self._purged_witness
+        self._ledger.witnessed = self._ledger.settled
         await super()._commit(batch)
 
 
@@ -83,7 +83,7 @@ class BuriesEarly(ExactlyOnceTerm):
     """Deletes the ledger's entries of batches that may not be purged yet."""
 
     async def _commit(self, batch: Any) -> None:
-        self._witnessed = replace(self._witnessed, batch=self._published_witness.batch)
+        self._ledger.witnessed = replace(self._ledger.witnessed, batch=self._ledger.published.batch)
         await super()._commit(batch)
 
 
@@ -109,8 +109,9 @@ class Remembers(ExactlyOnceTerm):
 class CommitsWhenStopped(ExactlyOnceTerm):
     """Commits what it has of a source transaction when it is asked to stop."""
 
-    async def _publish_batch(self, first: Any) -> None:
-        await super()._publish_batch(replace(first, ends=True))
+    async def _piece_for(self, batch: Any) -> Any:
+        piece = await super()._piece_for(batch)
+        return piece and replace(piece, ends=True)
 
 
 def _forgets_ledger(fence: Fence, ledger: Ledger) -> Any:

@@ -8,12 +8,13 @@ with it); an asynchronous one may be visible before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from airflow_outbox.fence import Flushed, History, Request, Witness
+from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
@@ -50,6 +51,18 @@ class Row:
     mark: UUID | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ParkedRow:
+    """A row of the parked table; `due`: to be tried now."""
+
+    record: MarkedRecord
+    transaction_id: int
+    refusal: Refusal | None
+    due: bool = False
+    requested: str | None = None
+    discarded: bool = False
+
+
 @dataclass(slots=True)
 class State:
     """What the log's records amount to."""
@@ -57,6 +70,8 @@ class State:
     rows: dict[int, Row] = field(default_factory=dict)
     open: dict[int, list[Row]] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
+    parked: dict[int, ParkedRow] = field(default_factory=dict)
+    next_number: int = 1
     fence: FenceRow = field(default_factory=FenceRow)
     last_drawn: int = 0
     next_transaction_id: int = 1000
@@ -93,6 +108,51 @@ class State:
         for number in ids:
             self.rows[number].mark = mark
 
+    def park(self, transaction_id: int, moves: Iterable[tuple[int, int, Refusal | None]]) -> None:
+        """Rows of the outbox, by id, become parked ones, by number."""
+        self._change(transaction_id)
+        for identity, number, refusal in moves:
+            row = self.rows.pop(identity)
+            self.parked[number] = ParkedRow(row.record, row.transaction_id, refusal, due=_can_pass(refusal))
+            self.next_number = number + 1
+
+    def unpark(self, transaction_id: int, numbers: Iterable[int], at: int) -> None:
+        self._change(transaction_id)
+        self._next_are_due([self.parked.pop(number) for number in numbers])
+
+    def refuse(self, transaction_id: int, refusals: Mapping[int, Refusal]) -> None:
+        """Parked rows were refused again."""
+        self._change(transaction_id)
+        lanes = {self.parked[number].record[1:3] for number in refusals}
+        for number, row in self.parked.items():
+            if number in refusals:
+                refusal = refusals[number]
+                self.parked[number] = replace(row, refusal=refusal, due=_can_pass(refusal), requested=None)
+            elif row.record[1:3] in lanes and row.requested == "retry":
+                self.parked[number] = replace(row, requested=None)
+
+    def ask(self, transaction_id: int, numbers: Iterable[int], request: str) -> None:
+        """An operator asks for something."""
+        self._change(transaction_id)
+        for number in numbers:
+            self.parked[number] = replace(self.parked[number], requested=request)
+
+    def discard(self, transaction_id: int, numbers: Iterable[int]) -> None:
+        self._change(transaction_id)
+        rows = [self.parked[number] for number in numbers]
+        for number in numbers:
+            self.parked[number] = replace(self.parked[number], discarded=True, due=False, requested=None)
+        self._next_are_due(rows)
+
+    def _next_are_due(self, gone: list[ParkedRow]) -> None:
+        lanes = {row.record[1:3] for row in gone}
+        topics = {row.record[1] for row in gone if row.refusal and row.refusal.cause.is_of_the_topic}
+        for number, row in sorted(self.parked.items()):
+            lane = row.record[1:3]
+            if not row.discarded and (lane in lanes or lane[0] in topics):
+                lanes.discard(lane)
+                self.parked[number] = replace(row, due=True)
+
     def announce(self, watermark: Snapshot, at: int) -> None:
         """What listeners are told when the statement that follows has ended."""
 
@@ -114,6 +174,10 @@ class State:
         """A statement that is a transaction of its own."""
         self.next_transaction_id = max(self.next_transaction_id, transaction_id + 1)
         self.latest_completed = max(self.latest_completed, transaction_id)
+
+
+def _can_pass(refusal: Refusal | None) -> bool:
+    return refusal is not None and refusal.cause.can_pass
 
 
 Change = tuple[str, tuple[Any, ...]]
@@ -166,6 +230,9 @@ class Database:
 
     def delete(self, ids: Iterable[int]) -> None:
         self.statement("delete", tuple(ids), self._tick())
+
+    def unpark(self, numbers: Iterable[int]) -> None:
+        self.statement("unpark", tuple(numbers), self._tick())
 
     def announce(self, watermark: Snapshot | None) -> None:
         """Part of a statement: it is written with the statement's own change, which follows."""

@@ -5,7 +5,8 @@ they change at the end. A statement goes on when its client has died; only its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -17,6 +18,8 @@ from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
+from airflow_outbox.harvest.protocol.ledger import Parked, expanded
+from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
 from airflow_outbox.table import MarkedRecord
 
@@ -224,6 +227,63 @@ class Server:
 
     def delete(self, ids: Sequence[int], unless: Callable[[Row], bool]) -> None:
         self.database.delete(self._found(ids, lambda row: not unless(row)))
+
+    # Parked records
+
+    def parked_lanes(self) -> tuple[dict[Lane, int], set[str]]:
+        waiting = [row for row in self.database.state.parked.values() if not row.discarded]
+        lanes = Counter((row.record.topic, row.record.key) for row in waiting)
+        refused = (row for row in waiting if row.refusal and row.refusal.cause.is_of_the_topic)
+        return dict(lanes), {row.record.topic for row in refused}
+
+    def park(self, parked: Sequence[Parked], unless: Callable[[Row], bool]) -> None:
+        number = self.database.state.next_number
+        moves: list[tuple[int, int, Refusal | None]] = []
+        for group in parked:
+            refusal = None if group.cause is None else Refusal(Cause(group.cause), group.reason or "")
+            moves += [
+                (identity, 0, refusal) for identity in self._found(expanded(group.runs), lambda row: not unless(row))
+            ]
+        moves = [(identity, number + place, refusal) for place, (identity, _, refusal) in enumerate(sorted(moves))]
+        if moves:
+            self.database.statement("park", tuple(moves))
+
+    def parked_due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
+        rows = sorted((number, row) for number, row in self.database.state.parked.items() if not row.discarded)
+        asked = [row for _, row in rows if row.due or row.requested == "retry"]
+        lanes = {row.record[1:3] for row in asked}
+        topics = {row.record.topic for row in asked if row.refusal and row.refusal.cause.is_of_the_topic}
+        due = [
+            (number, *row.record[1:], 0, row.transaction_id)
+            for number, row in rows
+            if (of_all_lanes and asked) or row.record[1:3] in lanes or row.record.topic in topics
+        ]
+        return due[:max_records]
+
+    def parked_lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
+        found: dict[int, list[int]] = {}
+        for number, row in self.database.state.parked.items():
+            if row.transaction_id in transaction_ids and not row.discarded:
+                found.setdefault(row.transaction_id, []).append(number)
+        return {transaction_id: Length(len(numbers), max(numbers)) for transaction_id, numbers in found.items()}
+
+    def unpark(self, numbers: Sequence[int]) -> None:
+        parked = self.database.state.parked
+        self.database.unpark(number for number in numbers if number in parked)
+
+    def note_refusals(self, refusals: Mapping[int, Refusal]) -> None:
+        parked = self.database.state.parked
+        self.database.statement("refuse", {number: why for number, why in refusals.items() if number in parked})
+
+    def discard_requested(self) -> list[Lane]:
+        asked = [
+            (number, row)
+            for number, row in self.database.state.parked.items()
+            if row.requested == "discard" and not row.discarded
+        ]
+        if asked:
+            self.database.statement("discard", tuple(number for number, _ in asked))
+        return [(row.record.topic, row.record.key) for _, row in asked]
 
     def _found(self, ids: Sequence[int], condition: Callable[[Row], bool]) -> tuple[int, ...]:
         rows = self.database.state.rows

@@ -9,11 +9,14 @@ from typing import Any
 from uuid import UUID
 
 from simulation.network import Answer, Effect, Link, Network
+from simulation.postgres import Row
 from simulation.statements import Backend, Server
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
-from airflow_outbox.pages import Length, Page, Reading
+from airflow_outbox.harvest.protocol.ledger import Parked
+from airflow_outbox.harvest.protocol.parking import Lane, Refusal
+from airflow_outbox.pages import Length, OutboxRow, Page, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
@@ -109,6 +112,45 @@ class SimulatedTable:
 
         flushed: int = await self._run_locked(self._purging, "purge_published", self._fenced(view), effect)
         return flushed
+
+    async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
+        lanes: tuple[Mapping[Lane, int], Collection[str]] = await self._run(
+            self._purging, "parked_lanes", self._server.parked_lanes
+        )
+        return lanes
+
+    async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
+        def unless(row: Row) -> bool:
+            return row.mark != view if snapshot is None else not snapshot.sees(row.transaction_id)
+
+        await self._run_locked(self._purging, "park", self._fenced(view), lambda: self._server.park(parked, unless))
+
+    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+        def effect() -> Sequence[OutboxRow]:
+            return self._server.parked_due(max_records=max_records, of_all_lanes=of_all_lanes)
+
+        due: Sequence[OutboxRow] = await self._run(self._purging, "parked_due", effect)
+        return due
+
+    async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
+        lengths: Mapping[int, Length] = await self._run(
+            self._purging, "parked_lengths", lambda: self._server.parked_lengths(transaction_ids)
+        )
+        return lengths
+
+    async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
+        await self._run_locked(self._purging, "unpark", self._fenced(view), lambda: self._server.unpark(numbers))
+
+    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal]) -> None:
+        await self._run_locked(
+            self._purging, "note_refusals", self._fenced(view), lambda: self._server.note_refusals(refusals)
+        )
+
+    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
+        lanes: Sequence[Lane] = await self._run_locked(
+            self._purging, "discard_requested", self._fenced(view), self._server.discard_requested
+        )
+        return lanes
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         await self._run_locked(

@@ -93,8 +93,8 @@ class Member:
         self._kafka = kafka_link(world.network)
         self.election = SimulatedElection(world.group, self._kafka, LIMITS.heartbeat_timeout)
 
-        async def new_log() -> Log:
-            return SimulatedLog(world.broker, self._kafka)
+        async def new_log(*, individually: bool = False) -> Log:
+            return SimulatedLog(world.broker, self._kafka, individually=individually)
 
         async def new_transactional_log() -> TransactionalLog:
             return design.transactional_log(world.broker, self._kafka)
@@ -106,18 +106,22 @@ class Member:
             new_transactional_log=new_transactional_log,
             limits=LIMITS,
             atomic=design.atomic,
+            report=self._report,
         )
         self.harvester = design.harvester(
             table=self.table,
             modes=modes,
             election=self.election,
             limits=LIMITS,
-            events=lambda event, /, **fields: self.events.append(Event(event, fields)),
+            events=self._report,
             new_view=lambda: UUID(int=world.random.getrandbits(128), version=4),
         )
         for link in self.links:
             link.watch = self._watch
         self.running = asyncio.create_task(self.harvester.run())
+
+    def _report(self, event: str, /, **fields: object) -> None:
+        self.events.append(Event(event, fields))
 
     @property
     def links(self) -> tuple[Link, Link]:

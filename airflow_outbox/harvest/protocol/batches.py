@@ -50,6 +50,7 @@ class Batch:
     written: int = 0
     may_end: bool = False
     witness: Witness | None = None
+    is_settled: bool = False
 
     def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
         """A piece belongs to the batch, divided like that."""

@@ -77,6 +77,10 @@ class Diversion(Generic[Row]):
     refused: dict[int, Refusal] = field(default_factory=dict)  # by id
     waiting: list[int] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        """Whether anything is set aside."""
+        return bool(self.refused or self.waiting)
+
     def groups(self) -> tuple[Parked, ...]:
         """What is set aside, by reason."""
         reasons: dict[Refusal, list[int]] = {}

@@ -83,17 +83,19 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def start_job(folder: Path, program: str, *, log: Path, **arguments: Any) -> subprocess.Popen[bytes]:
-    """A driver: one of the programs beside this file, in a session of its own."""
-    path = environment(folder)
-    path["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
+def start_job(
+    folder: Path, program: str, *, log: Path, path: str | None = None, **arguments: Any
+) -> subprocess.Popen[bytes]:
+    """A driver: one of the programs beside this file, in a session of its own. `path` is where it finds modules."""
+    given = environment(folder)
+    given["PYTHONPATH"] = path or os.pathsep.join([given["PYTHONPATH"], str(ROOT / "tests")])
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name(program)), json.dumps(arguments)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=path,
+            env=given,
             cwd=folder,
             start_new_session=True,
         )

@@ -7,6 +7,8 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,17 @@ def kill(driver: subprocess.Popen[bytes], chance: random.Random) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
+
+
+@contextmanager
+def running(driver: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The driver, of which nothing is left when the block ends."""
+    try:
+        yield driver
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
 
 
 @pytest.mark.parametrize("seed", [int(time.time())])
@@ -78,17 +91,17 @@ def test_each_record_once(database: str, tmp_path: Path, request: pytest.Fixture
             return int(one("SELECT count(*) FROM outbox_commits"))
 
         for _ in range(kills):
-            driver = start()
-            before, deadline = committed(), time.monotonic() + 90
-            while committed() == before:
-                assert driver.poll() is None, log.read_text()[-4000:]
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            time.sleep(chance.uniform(0, 1))
-            assert driver.poll() is None, "the stream has ended before it could be killed"
-            kill(driver, chance)
-        last = start()
-        assert last.wait(300) == 0, log.read_text()[-4000:]
+            before, deadline = committed(), time.monotonic() + 300  # on a busy machine Spark takes long to start
+            with running(start()) as driver:
+                while committed() == before:
+                    assert driver.poll() is None, log.read_text()[-4000:]
+                    assert time.monotonic() < deadline, log.read_text()[-4000:]
+                    time.sleep(0.01)
+                time.sleep(chance.uniform(0, 1))
+                assert driver.poll() is None, "the stream has ended before it could be killed"
+                kill(driver, chance)
+        with running(start()) as last:
+            assert last.wait(600) == 0, log.read_text()[-4000:]
 
         expected = list(range(batches * RECORDS_A_BATCH))
         assert one("SELECT array_agg(kafka_value::int ORDER BY id) FROM outbox") == expected

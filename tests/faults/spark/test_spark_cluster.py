@@ -47,7 +47,7 @@ def test_each_record_once(cluster: Standalone, database: str, tmp_path: Path, fa
             executor_path=environment(tmp_path)["PYTHONPATH"],
         )
         try:
-            assert driver.wait(120) == 0, log.read_text()[-4000:]
+            assert driver.wait(300) == 0, log.read_text()[-4000:]
         finally:
             driver.kill()
             driver.wait()

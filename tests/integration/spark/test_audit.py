@@ -96,7 +96,7 @@ def test_a_submitted_audit_ends_as_the_command_does_and_shows_no_password(archiv
             env=environment,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=300,
         )
     finally:
         archived.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

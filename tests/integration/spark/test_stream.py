@@ -14,6 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.table import connect
+
 FILES = 3
 
 
@@ -129,3 +134,30 @@ def test_what_a_stream_can_not_do(
     with pytest.raises(StreamingQueryException) as failure:
         writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
     assert message in str(failure.value)
+
+
+def test_a_query_goes_on_while_postgres_restarts(
+    spark: SparkSession, orders: DataFrame, tmp_path: Path, server_folder: Path
+) -> None:
+    batches = 30
+    folder = tmp_path / "in"
+    orders.repartitionByRange(batches, "number").write.parquet(str(folder))
+    frame = spark.readStream.schema(orders.schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    with EmbeddedPostgres(server_folder / "restarting") as server:
+        with connect(server.dsn(), purpose="test") as connection:
+            init_outbox(connection, OutboxName.parse("outbox"))
+        writer = frame.writeStream.format("outbox").options(url=server.dsn(), inlineBytes="0")
+        query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+        for _ in range(2):
+            seen = query.lastProgress.batchId if query.lastProgress else -1
+            while not query.lastProgress or query.lastProgress.batchId <= seen + 3:
+                assert query.isActive, query.exception()
+                time.sleep(0.02)
+            server.stop()
+            time.sleep(1)
+            server.start()
+        query.awaitTermination()
+        with connect(server.dsn(), purpose="test") as connection:
+            counts = "SELECT count(*), count(DISTINCT kafka_value) FROM outbox"
+            assert connection.execute(counts).fetchone() == (RECORDS, RECORDS)
+            assert connection.execute("SELECT count(*) FROM outbox_commits").fetchone() == (batches,)

@@ -1,0 +1,33 @@
+"""Patience with a Postgres that restarts: seconds, as a rule."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from airflow_outbox.errors import PostgresUnreachableError
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 60.0
+_PAUSE_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+def patiently(attempt: Callable[[], T]) -> T:
+    """Try again while Postgres is not to be reached, for a minute; the log says so. Raises what else `attempt` raises.
+
+    What is tried must be of one effect, however often it is begun.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return attempt()
+        except PostgresUnreachableError as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("%s; trying again", error)
+            time.sleep(_PAUSE_SECONDS)
