@@ -47,19 +47,22 @@ class Witness:
 class Flushed:
     """How far everything is out, as of the last batch that is witnessed.
 
-    `watermark` is the newest snapshot of which every visible transaction is published (None: of none that is known),
-    `topics` how many records of each topic were published in this incarnation.
+    `watermark` is the newest snapshot of which every visible transaction is published (None: of none that is known).
+    `batch` is the last batch up to which all batches hold nothing but records of such transactions, and `topics` are
+    the records of each topic published by then, in this incarnation; `uncovered` are those in the batches after it.
     """
 
     watermark: Snapshot | None = None
+    batch: int = 0
     topics: Mapping[str, int] = field(default_factory=dict)
+    uncovered: Mapping[str, int] = field(default_factory=dict)
 
     def with_more(self, counts: Iterable[Mapping[str, int]]) -> Self:
-        """The same with more records published."""
-        topics = Counter(self.topics)
+        """The same with more batches published."""
+        uncovered = Counter(self.uncovered)
         for more in counts:
-            topics.update(more)
-        return replace(self, topics=dict(topics))
+            uncovered.update(more)
+        return replace(self, uncovered=dict(uncovered))
 
 
 @dataclass(frozen=True, slots=True)

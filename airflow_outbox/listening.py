@@ -6,7 +6,7 @@ A leader announces every move of the watermark by NOTIFY as it deletes what it h
 Notifications only bring news forward: whether a transaction was committed, Postgres alone knows, and is asked. Where
 none come (a connection pooler swallows them, nobody leads), the watermark is looked at once a second.
 
-What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and a few more in the first one;
+What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one;
 while nothing happens, some in ten seconds. Many tickets are asked for in one statement.
 
 A connection that is lost is made anew; who waits learns of it by the log alone.
@@ -34,8 +34,9 @@ from airflow_outbox.records import Snapshot, Ticket
 from airflow_outbox.table import KEEP_ALIVE, translated
 from airflow_outbox.tickets import Outcome, TicketState, TicketStatus, Watermarks, judge, query
 
-MOST_STATEMENTS = 14
-_BURST = 4
+MOST_STATEMENTS = 17
+_BURST = 2
+_GREETING_INTERVAL = 0.5  # who comes is asked for with others: announcements must not wait for them
 _LOOK_INTERVAL = 1.0  # where nothing is heard, and for who follows
 _QUIET_LOOK_INTERVAL = 10.0  # where news come by themselves
 _HEARD_FOR = 2.5
@@ -89,6 +90,7 @@ class _Attended:
     may_count: bool | None = None
     looked_at: float = _NEVER
     heard_at: float = _NEVER
+    greeted_at: float = _NEVER
 
     @property
     def channel(self) -> str:
@@ -99,9 +101,16 @@ class _Attended:
         quiet = now - self.heard_at < _HEARD_FOR and not self.followers
         return now - self.looked_at >= (_QUIET_LOOK_INTERVAL if quiet else _LOOK_INTERVAL)
 
-    def due(self) -> list[_Waiter]:
-        """Those for whom there may be an answer."""
-        return [waiter for waiter in self.waiters if not waiter.is_answered and (waiter.is_new or self._sees(waiter))]
+    def due(self, now: float) -> list[_Waiter]:
+        """Those for whom there may be an answer; and those who have come, now and then."""
+        greeting = now - self.greeted_at >= _GREETING_INTERVAL
+        due = [waiter for waiter in self.unanswered() if (greeting and waiter.is_new) or self._sees(waiter)]
+        if any(waiter.is_new for waiter in due):
+            self.greeted_at = now
+        return due
+
+    def has_new(self) -> bool:
+        return any(waiter.is_new for waiter in self.waiters)
 
     def unanswered(self) -> list[_Waiter]:
         return [waiter for waiter in self.waiters if not waiter.is_answered]
@@ -262,7 +271,7 @@ class Listener:
                 await self._execute(connection, listen, {})
                 self._listening.add(attended.channel)
                 await self._look(connection, attended)  # for what was announced before
-        if due := attended.due():
+        if due := attended.due(loop.time()):
             await self._judge(connection, attended, due)
         if loop.time() >= attended.report_at and (waiting := attended.unanswered()):
             begun = loop.time()
@@ -340,7 +349,8 @@ class Listener:
         loop.add_reader(connection.fileno(), self._wake.set)
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_INTERVAL):
+                has_new = any(attended.has_new() for attended in self._attended.values())
+                async with asyncio.timeout(_GREETING_INTERVAL if has_new else _LOOK_INTERVAL):
                     await self._wake.wait()
         finally:
             loop.remove_reader(connection.fileno())

@@ -248,7 +248,7 @@ class OutboxTable:
             next_transaction_id=numbers[12],
             newest_transaction_id=numbers[13],
             halted=numbers[14],
-            flushed=Flushed(None if numbers[15] is None else Snapshot.parse(numbers[15]), numbers[16]),
+            flushed=Flushed(None if numbers[15] is None else Snapshot.parse(numbers[15]), *numbers[16:19]),
         )
 
     def begin(
@@ -444,12 +444,16 @@ class OutboxTable:
         return FencedError(f"{self.name}: another view has taken over shard {SHARD}")
 
 
-def _account(flushed: Flushed | None) -> dict[str, str | None]:
-    """The values `watermark` and `topics` of a statement; None: as before."""
+def _account(flushed: Flushed | None) -> dict[str, str | int | None]:
+    """The values of a statement that say how far everything is out; None: as before."""
     if flushed is None:
-        return {"watermark": None, "topics": None}
-    watermark = None if flushed.watermark is None else str(flushed.watermark)
-    return {"watermark": watermark, "topics": json.dumps(dict(flushed.topics))}
+        return dict.fromkeys(("watermark", "covered_batch", "topics", "uncovered"))
+    return {
+        "watermark": None if flushed.watermark is None else str(flushed.watermark),
+        "covered_batch": flushed.batch,
+        "topics": json.dumps(dict(flushed.topics)),
+        "uncovered": json.dumps(dict(flushed.uncovered)),
+    }
 
 
 def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:

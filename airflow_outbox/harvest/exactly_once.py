@@ -132,7 +132,11 @@ class ExactlyOnceTerm(Term):
             transactional_id=self._log.transactional_id,
             flushed=flushed,
         )
-        self._tracking, self._accounted, self._announced = FlushTracking(flushed), flushed, flushed.watermark
+        self._tracking, self._accounted, self._announced = (
+            FlushTracking(flushed, batch=recovery.witness.batch),
+            flushed,
+            flushed.watermark,
+        )
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
         self._take_up(ParkedLanes(*await self._table.parked_lanes()))
 
@@ -325,7 +329,7 @@ class ExactlyOnceTerm(Term):
             self._ledger.settled = batch.witness
             batch.is_settled = True
             self._track()
-            self._tracking.purge(batch.read, batch.topics)
+            self._tracking.purge(batch.witness.batch, batch.read, batch.topics)
             self._unpurged.popleft()
             self._unpurged_records -= batch.records
             self._count(batch.topics)
@@ -354,7 +358,7 @@ class ExactlyOnceTerm(Term):
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None
 
     def _to_account(self) -> Flushed | None:
-        flushed = self._tracking.account()
+        flushed = self._tracking.account
         return flushed if flushed != self._accounted else None
 
     def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:

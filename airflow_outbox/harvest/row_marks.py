@@ -111,22 +111,30 @@ class RowMarksTerm(Term):
             )
             if marked:
                 idle = 1
-                self._send(await self._divided(marked))
+                await self._divide(marked)
             elif self._draining and self.in_flight == 0:
                 self.stop()
             else:
                 await self._pause(idle * self._limits.poll_interval, self._stopping)
                 idle = min(2 * idle, SLOWEST_POLL)
 
-    async def _divided(self, marked: Sequence[MarkedRecord]) -> Sequence[MarkedRecord]:
-        """Park what can't be published, and what waits behind it; the others."""
+    async def _divide(self, marked: Sequence[MarkedRecord]) -> None:
+        """Send what can be published, and park what can't, and what waits behind that."""
         refusals = {**self._caution.condemned[False], **await self._log.examine(marked)}
         diversion = self._parked.divert(marked, refusals)
-        if diversion.refused or diversion.waiting:
-            await self._table.park(self.view, diversion.groups(), None)
-            self._caution.forget(diversion.refused, parked=False)
-            report_parked(self._report, diversion)
-        return diversion.published
+        self._send(diversion.published)
+        if not diversion.refused and not diversion.waiting:
+            return
+        # What comes before them in their lanes may come back, and would then have to be parked before them.
+        aside = {*diversion.refused, *diversion.waiting}
+        lanes = {(record.topic, record.key) for record in marked if record.id in aside}
+        while any(map(self._in_flight.holds, lanes)) and not self._stopping.is_set():
+            await self._pause(self._limits.poll_interval, self._stopping)
+        if self._stopping.is_set():
+            return  # the next view marks them anew
+        await self._table.park(self.view, diversion.groups(), None)
+        self._caution.forget(diversion.refused, parked=False)
+        report_parked(self._report, diversion)
 
     def _send(self, records: Iterable[MarkedRecord]) -> None:
         for record in self._in_flight.admit(records):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -26,8 +27,10 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.stash import stash
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.tickets import published
 
 FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "kafka"})
+_POLL_INTERVAL = 0.5
 _SECRET_SETTING = re.compile(r"password|secret|token|\.pem$|credential|oauthbearer\.config|basic\.auth")
 
 
@@ -67,6 +70,23 @@ class OutboxHook(PostgresHook):
         """Stash records in a transaction of their own. Raises what `transaction` and `airflow_outbox.stash` raise."""
         with self.transaction() as connection:
             return stash(connection, records, outbox=self.outbox)
+
+    def published(self, ticket: Ticket | str) -> bool:
+        """Whether all of a ticket's transaction is published. Raises what `airflow_outbox.published` raises."""
+        with self.transaction() as connection:
+            return published(connection, ticket, outbox=self.outbox)
+
+    def wait_until_published(self, ticket: Ticket | str, *, timeout: float) -> None:
+        """Wait, in this process, until all of a ticket's transaction is published.
+
+        For a task that has more to do; a task that only waits is an OutboxPublishedSensor. Raises TimeoutError after
+        `timeout` seconds, and what `airflow_outbox.published` raises.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.published(ticket):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the transaction of ticket {ticket} was not published within {timeout:g} s")
+            time.sleep(_POLL_INTERVAL)
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:

@@ -73,7 +73,7 @@ SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, inc
        CASE WHEN sequence IS NULL THEN 9223372036854775807
             WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END,
        beats, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-       {newest_transaction_id}, halted, watermark::text, topics
+       {newest_transaction_id}, halted, watermark::text, covered_batch, topics, uncovered
 FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 
@@ -82,7 +82,8 @@ WHERE shard = %(shard)s AND view = %(view)s
 UPDATE {leader}
 SET delivery = %(delivery)s, transactional_id = coalesce(%(transactional_id)s, transactional_id), ledger_topic_id = %(topic_id)s,
     witnessed_batch = %(batch)s, ledger_offset = %(offset)s, highest_id = %(highest_id)s, beats = beats + 1,
-    watermark = coalesce(%(watermark)s::pg_snapshot, watermark), topics = coalesce(%(topics)s::jsonb, topics)
+    watermark = coalesce(%(watermark)s::pg_snapshot, watermark), covered_batch = coalesce(%(covered_batch)s, covered_batch),
+    topics = coalesce(%(topics)s::jsonb, topics), uncovered = coalesce(%(uncovered)s::jsonb, uncovered)
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING true
 
@@ -232,7 +233,7 @@ SET incarnation = greatest(incarnation, %(last_incarnation)s) + 1, halted = NULL
     system_identifier = (pg_control_system()).system_identifier,
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
     table_oid = to_regclass(%(outbox)s)::oid,
-    watermark = NULL, topics = jsonb_build_object()
+    watermark = NULL, covered_batch = %(batch)s, topics = jsonb_build_object(), uncovered = jsonb_build_object()
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING incarnation, highest_id
 
@@ -288,7 +289,8 @@ SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_
     beats = beats + 1,
     witnessed_batch = coalesce(%(batch)s, witnessed_batch), ledger_offset = coalesce(%(offset)s, ledger_offset),
     highest_id = coalesce(%(highest_id)s, highest_id),
-    watermark = coalesce(%(watermark)s::pg_snapshot, watermark), topics = coalesce(%(topics)s::jsonb, topics)
+    watermark = coalesce(%(watermark)s::pg_snapshot, watermark), covered_batch = coalesce(%(covered_batch)s, covered_batch),
+    topics = coalesce(%(topics)s::jsonb, topics), uncovered = coalesce(%(uncovered)s::jsonb, uncovered)
 FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass(%(outbox)s)::oid::bigint,

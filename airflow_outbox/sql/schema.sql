@@ -48,13 +48,15 @@ CREATE TABLE {leader} (
     beats             BIGINT NOT NULL DEFAULT 0,
     halted            TEXT,
     watermark         PG_SNAPSHOT,
-    topics            JSONB NOT NULL DEFAULT jsonb_build_object()
+    covered_batch     BIGINT NOT NULL DEFAULT 0,
+    topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
+    uncovered         JSONB NOT NULL DEFAULT jsonb_build_object()
 );
 
 -- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
 -- its records that are committed are published. `topics` are the records published in this incarnation, up to and with `batch`.
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};
+SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM {leader};
 
 -- What operators have accepted of another history, one row an incarnation.
 CREATE TABLE {adopted} (

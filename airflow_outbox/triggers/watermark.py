@@ -35,7 +35,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
 
     No record is left out: the asset's state store keeps how far the asset was told, and the first event after a pause,
     or after a triggerer's death, covers what was published meanwhile. What the last ten seconds before a death had
-    told, it may tell again. The very first event counts from when the asset was first watched.
+    told, it may tell again. The very first event counts all that was published in this incarnation.
 
     `topics` are those to tell of (None: all); `asset` is the asset's URI, so that each asset has a trigger of its own.
     """
@@ -96,9 +96,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         if self._told is None:
             self._told = Position.read(await store.aget(KEY)) if store is not None else None
         if self._told is None:
-            self._told = now
-            if store is not None:
-                await store.aset(KEY, now.as_json())
+            self._told = Position(now.incarnation, 0)
         payload = publication(self.outbox, account, now, self._told)
         while self._unstored and self._unstored[0][0] <= time.monotonic():
             _, position = self._unstored.popleft()

@@ -162,16 +162,21 @@ def test_a_strangers_lock_on_the_fence_is_named_and_waited_for(outbox: Outbox, s
         wait_until(lambda: outbox.left() == 0, within=15)
 
 
-def test_a_record_that_kafka_refuses_is_named_and_the_others_go_out(outbox: Outbox, start: Start) -> None:
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_record_that_kafka_refuses_is_parked_and_the_others_go_out(
+    outbox: Outbox, start: Start, delivery: str
+) -> None:
     outbox.stash(50)
     outbox.query("UPDATE outbox SET kafka_header_values = ARRAY[]::text[] WHERE kafka_value = '17' RETURNING id")
-    process = start(delivery="at_least_once")
-    assert "1 header names for 0 header values" in process.wait_for("error")["error"]
-    wait_until(lambda: outbox.left() == 4, within=20)  # it, and the later ones of its key
-    assert outbox.query("SELECT kafka_value FROM outbox ORDER BY id") == [("17",), ("27",), ("37",), ("47",)]
-    errors = [event for event in process.events if event["event"] == "error"]
-    assert errors[-1]["retry_in"] >= errors[0]["retry_in"]
-    assert outbox.query("SELECT last_error LIKE '%header names%' FROM outbox_leader") == [(True,)]
+    process = start(delivery=delivery)
+    parked = process.wait_for("parked", refused=1)
+    assert parked["reasons"] == [{"cause": "headers", "reason": "1 header names for 0 header values", "records": 1}]
+    wait_until(lambda: outbox.left() == 0, within=20)
+    waiting = "SELECT kafka_value, cause FROM outbox_parked ORDER BY number"
+    assert outbox.query(waiting) == [("17", "headers"), ("27", None), ("37", None), ("47", None)]
+    outbox.query("UPDATE outbox_parked SET kafka_header_values = ARRAY['17'], requested = 'retry' RETURNING id")
+    wait_until(lambda: outbox.query(waiting) == [], within=20)
+    assert outbox.by_key() == in_order(50)
 
 
 def test_the_child_is_gone_within_a_second_of_its_pipe_closing(outbox: Outbox, start: Start) -> None:

@@ -53,7 +53,7 @@ class Leader:
 
     def beat(self, *, topics: dict[str, int] | None = None) -> None:
         """Announce and store."""
-        flushed = Flushed(self.watermark(), topics or {})
+        flushed = Flushed(self.watermark(), 0, topics or {})
         self.table.heartbeat(self.view, published=0, in_flight=0, rate=0, flushed=flushed)
 
     def listening(self) -> list[int]:

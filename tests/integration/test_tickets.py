@@ -65,7 +65,7 @@ def snapshot(connection: psycopg.Connection[Any]) -> Snapshot:
 def publish(database: str, connection: psycopg.Connection[Any]) -> None:
     """What a leader does that has published all that is visible."""
     with leading(database) as table:
-        flushed = Flushed(snapshot(connection), {"t": 3})
+        flushed = Flushed(snapshot(connection), 7, {"t": 3})
         table.heartbeat(view_of(connection), published=3, in_flight=0, rate=0, flushed=flushed)
 
 
@@ -213,7 +213,7 @@ def test_the_view_tells_in_sql(database: str, connection: psycopg.Connection[Any
     assert connection.execute(asked, values).fetchall() == [(False,)]
     publish(database, connection)
     assert connection.execute(asked, values).fetchall() == [(True,)]
-    assert connection.execute("SELECT batch, topics FROM outbox_published").fetchall() == [(0, {"t": 3})]
+    assert connection.execute("SELECT batch, topics FROM outbox_published").fetchall() == [(7, {"t": 3})]
 
 
 # With a real harvester

@@ -11,6 +11,7 @@ from simulation.kafka import Broker
 from simulation.log import SimulatedTransactionalLog
 from simulation.network import Link
 from simulation.other_histories import Adopted, OtherHistory
+from simulation.poisoned import Poisoned
 from simulation.world import SOUND, Design, Member
 
 
@@ -47,6 +48,9 @@ KINDS = {
     "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "adopted": Kind(history=Adopted, one_of=8),
+    "poisoned": Kind(history=Poisoned, one_of=4),
+    "poisoned_atomic": Kind(Design(atomic=True), Poisoned, one_of=8),
+    "poisoned_at_least_once": Kind(Design(delivery="at_least_once"), Poisoned, one_of=8),
     "changing_modes": Kind(Design(delivery="at_least_once"), ChangingModes, one_of=8),
     "at_least_once": Kind(Design(delivery="at_least_once"), one_of=4),
 }

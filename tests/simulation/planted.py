@@ -35,8 +35,10 @@ from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.protocol import windows
+from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
+from airflow_outbox.harvest.protocol.parking import ParkedLanes
 from airflow_outbox.pages import OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
@@ -85,6 +87,29 @@ class BuriesEarly(ExactlyOnceTerm):
     async def _commit(self, batch: Any) -> None:
         self._ledger.witnessed = replace(self._ledger.witnessed, batch=self._ledger.published.batch)
         await super()._commit(batch)
+
+
+class ParksFirst(ExactlyOnceTerm):
+    async def _commit(self, batch: Any) -> None:
+        if batch.parked.refused or batch.parked.waiting:
+            await self._table.park(self.view, batch.parked.groups(), batch.within)
+        await super()._commit(batch)
+
+
+def _never(lanes: ParkedLanes, lane: Any) -> bool:
+    return False
+
+
+def _untold(batch: Batch, number: int, *, view: UUID, incarnation: int) -> Any:
+    return _entry(replace(batch, unparked=[]), number, view=view, incarnation=incarnation)
+
+
+def _forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
+    for lane in gone:
+        lanes._waiting.pop(lane, None)
+
+
+_entry = Batch.entry
 
 
 class ReadsBeforeRecovery(ExactlyOnceTerm):
@@ -247,6 +272,10 @@ BUGS: Collection[Bug] = (
     _term("reading begins before recovery", ReadsBeforeRecovery),
     _term("windows outlive their term", Remembers),
     _recovery("batch numbers are used again", _reuses_numbers),
+    Bug("a record is moved before the ledger says so", "poisoned", SOUND, modes, "ExactlyOnceTerm", ParksFirst),
+    Bug("later records do not wait behind a parked one", "poisoned", SOUND, ParkedLanes, "holds", _never),
+    Bug("the ledger does not tell of parked records that are published", "poisoned", SOUND, Batch, "entry", _untold),
+    Bug("a lane flows again while records wait in it", "poisoned", SOUND, ParkedLanes, "gone", _forget_lanes),
     Bug("a fenced member takes over again", design=Design(harvester=Duels)),
     Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
     _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),

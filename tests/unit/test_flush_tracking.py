@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -49,10 +50,11 @@ class Shard(RuleBasedStateMachine):
         self.counted: Counter[str] = Counter()
         self.stored = Flushed()
         self.claimed: Snapshot | None = None
+        self.batches: list[list[int]] = [[]]  # each record by its transaction; number 0 never was
         self._begin_term()
 
     def _begin_term(self) -> None:
-        self.tracking = FlushTracking(self.stored, clusters=CLUSTERS)
+        self.tracking = FlushTracking(self.stored, batch=len(self.batches) - 1, clusters=CLUSTERS)
         self.after: Snapshot | None = None
         self.within: Snapshot | None = None
         self.unread: list[int] = []  # the present window's records, each by its transaction
@@ -107,11 +109,12 @@ class Shard(RuleBasedStateMachine):
         self.gone.update(batch)
         topics = Counter(f"t{transaction_id % 2}" for transaction_id in batch)
         self.counted.update(topics)
-        self.tracking.purge(len(batch), topics)
+        self.tracking.purge(len(self.batches), len(batch), topics)
+        self.batches.append(batch)
 
     @rule()
     def store(self) -> None:
-        self.stored = self.tracking.account()
+        self.stored = self.tracking.account
 
     @rule()
     def lose_the_term(self) -> None:
@@ -123,13 +126,16 @@ class Shard(RuleBasedStateMachine):
         self.counted.update(f"t{transaction_id % 2}" for transaction_id in left)
         for cluster in CLUSTERS:
             self.out[cluster].update(left)
-        self.stored = Flushed(self.stored.watermark, dict(self.counted))
+        uncovered = Counter(self.counted)
+        uncovered.subtract(self.stored.topics)
+        self.batches.append(left)
+        self.stored = replace(self.stored, uncovered=dict(uncovered))
         self.claimed = self.stored.watermark
         self._begin_term()
 
     @invariant()
     def what_a_watermark_sees_is_out(self) -> None:
-        for watermark in (self.tracking.watermark, self.tracking.account().watermark, self.stored.watermark):
+        for watermark in (self.tracking.watermark, self.tracking.account.watermark, self.stored.watermark):
             for transaction_id in range(100, self.next_id) if watermark is not None else ():
                 if watermark.sees(transaction_id):
                     assert transaction_id not in self.open
@@ -143,7 +149,7 @@ class Shard(RuleBasedStateMachine):
             assert watermark is not None
             assert watermark.includes(self.claimed)
         self.claimed = watermark
-        if (settled := self.tracking.account().watermark) is not None:
+        if (settled := self.tracking.account.watermark) is not None:
             assert watermark is not None
             assert watermark.includes(settled)
 
@@ -154,17 +160,22 @@ class Shard(RuleBasedStateMachine):
         if self.after is not None and self.within is None and least == len(self.sent):
             assert self.tracking.watermark == self.after
             if self.purged == len(self.sent):
-                assert self.tracking.account().watermark == self.after
+                assert self.tracking.account.watermark == self.after
+                assert not self.tracking.account.uncovered
 
     @invariant()
     def what_is_stored_is_purged(self) -> None:
-        settled = self.tracking.account().watermark
+        settled = self.tracking.account.watermark
         if settled is not None:
             assert all(self.gone[number] == count for number, count in self.records.items() if settled.sees(number))
 
     @invariant()
     def the_counts_are_of_what_is_purged(self) -> None:
-        assert Counter(self.tracking.account().topics) == self.counted
+        account = self.tracking.account
+        assert Counter(account.topics) + Counter(account.uncovered) == self.counted
+        covered = Counter(number for batch in self.batches[: account.batch + 1] for number in batch)
+        assert account.topics == Counter(f"t{number % 2}" for number in covered.elements())
+        assert all(covered[number] == self.records[number] for number in covered), "half a transaction is counted"
 
 
 TestShard = Shard.TestCase

@@ -14,7 +14,8 @@ Invariants, within an incarnation:
 - the watermark is a window's snapshot, so it moves at the bounds of transactions only; empty windows move it, too;
 - it never goes back: a snapshot that does not see all that the watermark sees is passed over. So a new term, which
   starts over with the whole table, goes on from what the last one left in the fence row;
-- what the fence row is told goes together: watermark and records a topic, as of the last batch that was purged.
+- what the fence row is told goes together, as of the last batch that was purged; and the records a topic that it counts
+  as published are those of whole transactions.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ PRIMARY = "primary"
 
 
 class FlushTracking:
-    """What one term knows of one shard; `flushed` is what earlier terms have left."""
+    """What one term knows of one shard. `flushed` is what earlier terms have left, and `batch` their last batch."""
 
-    def __init__(self, flushed: Flushed, *, clusters: Collection[str] = (PRIMARY,)) -> None:
+    def __init__(self, flushed: Flushed, *, batch: int = 0, clusters: Collection[str] = (PRIMARY,)) -> None:
         self.watermark = flushed.watermark
         self.last_sent = 0
         self._last_flushed = dict.fromkeys(clusters, 0)
@@ -40,13 +41,20 @@ class FlushTracking:
             deque()
         )  # windows that are not flushed, by what was sent at their end
         self._reached: deque[tuple[int, Snapshot]] = deque()  # watermarks that are not purged
-        self._topics = Counter(flushed.topics)
-        self._settled = flushed
+        self._topics = Counter(flushed.topics) + Counter(flushed.uncovered)
+        # Batches that are purged and may hold parts of a transaction, with the count of records after each.
+        self._purged = deque([(0, batch, dict(self._topics))])
+        self._account = flushed
 
     @property
     def last_flushed(self) -> int:
         """How many of the records that were sent are flushed on every cluster."""
         return min(self._last_flushed.values())
+
+    @property
+    def account(self) -> Flushed:
+        """What the fence row is to say: as of the last batch that was purged."""
+        return self._account
 
     def send(self, records: int) -> None:
         """Records of the present window are on their way."""
@@ -64,15 +72,12 @@ class FlushTracking:
         self._last_flushed[cluster] += records
         self._advance()
 
-    def purge(self, records: int, topics: Mapping[str, int]) -> None:
-        """The next records are deleted from the outbox; so many of each topic were published."""
+    def purge(self, batch: int, records: int, topics: Mapping[str, int]) -> None:
+        """The next batch, of so many records, is deleted from the outbox; so many of each topic were published."""
         self._topics.update(topics)
         self._last_purged += records
+        self._purged.append((self._last_purged, batch, dict(self._topics)))
         self._settle()
-
-    def account(self) -> Flushed:
-        """What the fence row is to say: as of the last batch that was purged."""
-        return self._settled
 
     def _advance(self) -> None:
         while self._ended and self._ended[0][0] <= self.last_flushed:
@@ -83,8 +88,9 @@ class FlushTracking:
         self._settle()
 
     def _settle(self) -> None:
-        watermark = self._settled.watermark
+        watermark, batch, topics = self._account.watermark, self._account.batch, self._account.topics
         while self._reached and self._reached[0][0] <= self._last_purged:
-            _, watermark = self._reached.popleft()
-        if watermark != self._settled.watermark or self._topics != self._settled.topics:
-            self._settled = Flushed(watermark, dict(self._topics))
+            sent, watermark = self._reached.popleft()
+            while self._purged and self._purged[0][0] <= sent:
+                _, batch, topics = self._purged.popleft()
+        self._account = Flushed(watermark, batch, topics, dict(self._topics - Counter(topics)))

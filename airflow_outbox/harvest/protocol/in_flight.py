@@ -45,6 +45,10 @@ class InFlight:
         """How many more records and bytes may be marked now; either at zero or below means none."""
         return self._max_records - self.records, self._max_bytes - self.bytes
 
+    def holds(self, lane: Lane) -> bool:
+        """Whether records of a lane are sent, or wait to be, and it is not known what becomes of them."""
+        return lane in self._waiting
+
     def admit(self, records: Iterable[MarkedRecord]) -> list[MarkedRecord]:
         """Take newly marked records, in id order. Returns those whose key has nothing in flight."""
         ready: list[MarkedRecord] = []

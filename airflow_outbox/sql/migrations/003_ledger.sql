@@ -13,7 +13,9 @@ ALTER TABLE {leader}
     ADD COLUMN beats             BIGINT NOT NULL DEFAULT 0,
     ADD COLUMN halted            TEXT,
     ADD COLUMN watermark         PG_SNAPSHOT,
-    ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object();
+    ADD COLUMN covered_batch     BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
+    ADD COLUMN uncovered         JSONB NOT NULL DEFAULT jsonb_build_object();
 
 -- What was harvested by an earlier release was harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
@@ -49,4 +51,4 @@ CREATE INDEX ON {parked} (retry_at) WHERE discarded_at IS NULL AND retry_at IS N
 CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS NOT NULL;
 
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, watermark, witnessed_batch AS batch, topics FROM {leader};
+SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM {leader};

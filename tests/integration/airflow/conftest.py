@@ -106,7 +106,7 @@ def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[
     """The outboxes of the Dags, by name; Airflow reaches them as a role that may harvest and stash, by password."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     database = postgres.create_database(name)
-    tables = ("drained", "forever", "watched", "stashed", "steady_task", "steady_asset")
+    tables = ("drained", "forever", "watched", "stashed", "steady_task", "steady_asset", "published")
     made = {table: Outbox.make(database, kafka, table) for table in tables}
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'".encode())
@@ -151,6 +151,7 @@ def airflow(
         connections=connections(database, kafka, login=ROLE, password=PASSWORD),
         environment={
             MARKER: str(folder),
+            "OUTBOX_TESTS_TOPIC": outboxes["published"].topic,
             # A pause reaches an asset's trigger when the Dag file is read again.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",

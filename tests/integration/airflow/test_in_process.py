@@ -131,6 +131,20 @@ def test_the_hook_stashes_in_a_transaction_of_its_own_or_the_callers(outbox: Out
     assert outbox.left() == 1
 
 
+async def test_the_hook_tells_what_is_published(outbox: Outbox) -> None:
+    hook = OutboxHook()
+    ticket = hook.stash(OutboxRecord(outbox.topic, "k", "v"))
+    assert not hook.published(ticket)
+    with pytest.raises(TimeoutError, match="not published within"):
+        hook.wait_until_published(ticket, timeout=0.1)
+    waiting = asyncio.create_task(asyncio.to_thread(hook.wait_until_published, ticket, timeout=30))
+    trigger = OutboxHarvestTrigger(until="drained", emit="end")
+    await anext(trigger.run())
+    await trigger.cleanup()
+    await waiting
+    assert hook.published(str(ticket))
+
+
 def run_operator(*, run_id: str = "r", try_number: int = 1, **arguments: Any) -> str:
     task = OutboxStashOperator(task_id="stash", **{"records": RECORDS, **arguments})
     instance = SimpleNamespace(dag_id="d", run_id=run_id, task_id="stash", map_index=-1, try_number=try_number)

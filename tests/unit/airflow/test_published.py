@@ -127,17 +127,20 @@ async def test_a_position_is_stored_when_its_event_is_surely_persisted(monkeypat
         return made
 
     first = trigger()
-    assert await first._news(account(1, a=5)) is None  # counted from when it was first watched
-    assert store[KEY]["topics"] == {"a": 5}
+    told = await first._news(account(1, a=5))
+    assert told is not None
+    assert (told["topics"], told["batches"], store) == ({"a": 5}, [1, 1], {})
+    clock.now = 11
     told = await first._news(account(2, a=6))
     assert told is not None
-    assert store[KEY]["topics"] == {"a": 5}
+    assert (told["topics"], told["batches"]) == ({"a": 1}, [2, 2])
+    assert store == {KEY: {"incarnation": 1, "batch": 1, "topics": {"a": 5}}}
 
     again = await trigger()._news(account(3, a=8))  # of a triggerer that has died meanwhile, and of what came since
     assert again is not None
     assert (again["topics"], again["batches"]) == ({"a": 3}, [2, 3])
 
-    clock.now = 11
+    clock.now = 22
     assert await first._news(account(2, a=6)) is None
     assert store[KEY] == {"incarnation": 1, "batch": 2, "topics": {"a": 6}}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
+from airflow_outbox.assets import outbox_asset, topic_asset
 from airflow_outbox.operators.stash import OutboxStashOperator
 from airflow_outbox.sensors.harvest import OutboxHarvestSensor
+from airflow_outbox.sensors.published import OutboxPublishedSensor
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 with DAG("drain"):
@@ -50,3 +53,32 @@ with DAG("watching", schedule=[published]):
         return [{"at": event.timestamp.timestamp(), **event.extra} for event in events]
 
     seen()
+
+topic = os.environ.get("OUTBOX_TESTS_TOPIC", "t")
+
+with DAG("publish"):
+    stashed = OutboxStashOperator(
+        task_id="stash", outbox="published", records=[{"topic": topic, "key": "a", "value": "{{ run_id }}"}]
+    )
+    OutboxPublishedSensor(task_id="published", outbox="published", ticket=stashed.output)
+
+with DAG("wait"):
+    OutboxPublishedSensor(task_id="published", outbox="published", ticket="{{ params.ticket }}", params={"ticket": ""})
+
+of_topic = topic_asset(f"kafka://kafka.example:9092/{topic}", outbox="published")
+of_outbox = outbox_asset("outbox://db.example/shop/published", outbox="published")
+
+with DAG("on_topic", schedule=(of_topic | of_outbox)):
+
+    @task
+    def told(triggering_asset_events=None):
+        """Every publication that started this run, by asset."""
+        return {
+            name: [
+                {"at": event.timestamp.timestamp(), **event.extra["payload"]}
+                for event in triggering_asset_events[asset]
+            ]
+            for name, asset in (("topic", of_topic), ("outbox", of_outbox))
+        }
+
+    told()

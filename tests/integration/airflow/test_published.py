@@ -1,0 +1,162 @@
+"""Sensors that wait for tickets, and assets that tell what is published, in a real Airflow whose triggerer is killed.
+
+The harvester is a process of its own, and no business of this Airflow's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from harvesting import CHILD, Process
+
+from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.demo.airflow import AirflowStandalone
+
+from .conftest import PASSWORD, Outbox, gone, processes_of, wait_until
+
+WAIT, PUBLISHED = "wait", "published"
+
+
+@pytest.fixture(scope="module")
+def outbox(outboxes: dict[str, Outbox]) -> Outbox:
+    return outboxes["published"]
+
+
+class Harvester:
+    """Harvests the outbox while it runs."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._config = {
+            "data_source": outbox.database,
+            "outbox_table": outbox.name,
+            "kafka": {"bootstrap.servers": outbox.bootstrap},
+        }
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        self._process = Process(CHILD, first_line={"config": self._config, "until": "forever"})
+        self._process.wait_for("view")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.popen.terminate()
+            self._process.ends(within=10)
+            self._process.end()
+            self._process = None
+
+
+@pytest.fixture
+def harvester(outbox: Outbox) -> Iterator[Harvester]:
+    harvester = Harvester(outbox)
+    yield harvester
+    harvester.stop()
+
+
+def start(airflow: AirflowStandalone, dag_id: str, **conf: object) -> str:
+    airflow.api.unpause(dag_id)
+    return airflow.api.trigger(dag_id, conf=conf)
+
+
+def stashed(outbox: Outbox, count: int = 1) -> Ticket:
+    with closing(psycopg.connect(outbox.database)) as connection, connection.transaction():
+        records = [OutboxRecord(outbox.topic, f"k{number % 7}", str(number)) for number in range(count)]
+        return stash(connection, records, outbox=outbox.name)
+
+
+def kill_triggerers(airflow: AirflowStandalone) -> None:
+    processes = processes_of(airflow, "triggerer")
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes, timeout=5)
+    wait_until(lambda: all(gone(process) for process in processes), within=5, what="the end of the triggerer")
+
+
+def test_a_sensor_waits_for_what_the_task_before_has_stashed(
+    airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
+) -> None:
+    run_id = start(airflow, "publish")
+    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=60)
+    waiting = "is committed, 1 records of it wait to be published"
+    wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), within=20, what="its log")
+    harvester.start()
+    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=60)
+    assert outbox.left() == 0
+    ticket = airflow.api.xcom("publish", run_id, "stash")
+    assert airflow.api.xcom("publish", run_id, PUBLISHED) == ticket
+    assert "all of transaction" in airflow.api.task_log("publish", run_id, PUBLISHED)
+
+    again = start(airflow, WAIT, ticket=ticket)  # which finds it published at once
+    airflow.api.wait_for_task(WAIT, again, PUBLISHED, "success", timeout=60)
+
+
+def test_a_sensor_fails_when_the_transaction_was_rolled_back(
+    airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
+) -> None:
+    harvester.start()
+    with closing(psycopg.connect(outbox.database)) as writer:
+        ticket = stash(writer, OutboxRecord(outbox.topic, "k", "v"), outbox=outbox.name)
+        run_id = start(airflow, WAIT, ticket=str(ticket))
+        airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=60)
+        writer.rollback()
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=60)
+    assert "was rolled back" in airflow.api.task_log(WAIT, run_id, PUBLISHED)
+
+
+def told(airflow: AirflowStandalone, asset: str) -> list[dict[str, Any]]:
+    """The events of an asset, as the runs of its Dag were told, oldest first."""
+    found = [airflow.api.xcom("on_topic", run["dag_run_id"], "told") or {} for run in airflow.api.runs("on_topic")]
+    return sorted((event for events in found for event in events.get(asset, ())), key=lambda event: event["at"])
+
+
+def count(events: list[dict[str, Any]]) -> int:
+    return sum(event["published"] for event in events)
+
+
+def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left_out(
+    airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
+) -> None:
+    airflow.api.unpause("on_topic")
+    harvester.start()
+    before = outbox.query("SELECT coalesce(sum(value::bigint), 0) FROM published_published, jsonb_each_text(topics)")
+    stashed(outbox, 50)
+    expected = int(before[0][0]) + 50
+    for asset in ("topic", "outbox"):
+        airflow.api.wait(
+            lambda asset=asset: count(told(airflow, asset)) >= expected, timeout=90, what=f"events: {asset}"
+        )
+        assert count(told(airflow, asset)) == expected
+
+    harvester.stop()
+    ticket = stashed(outbox, 30)
+    run_id = start(airflow, WAIT, ticket=str(ticket))
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=60)
+    kill_triggerers(airflow)
+    harvester.start()
+    wait_until(lambda: outbox.left() == 0, within=20, what="the harvest")  # while nobody listens
+    airflow.start_triggerer()
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=90)
+    expected += 30
+    for asset in ("topic", "outbox"):
+        airflow.api.wait(
+            lambda asset=asset: count(told(airflow, asset)) >= expected, timeout=90, what=f"events: {asset}"
+        )
+        events = told(airflow, asset)
+        assert {event["outbox"] for event in events} == {outbox.name}
+        assert all(set(event["topics"]) == {outbox.topic} for event in events)
+        for earlier, later in itertools.pairwise(events):
+            assert later["batches"][0] <= earlier["batches"][1] + 1, "a gap"
+    airflow.api.pause("on_topic")
+
+
+def test_no_secret_was_logged(airflow: AirflowStandalone) -> None:
+    time.sleep(1)
+    logs = [path for path in airflow.folder.rglob("*") if path.is_file()]
+    assert any(f"task_id={PUBLISHED}" in str(path) for path in logs)
+    assert [path for path in logs if PASSWORD.encode() in path.read_bytes()] == []
