@@ -5,7 +5,8 @@ the table emptied before each. The rows come from Parquet files, ready and in th
 What is measured is the whole write, as a job waits for it.
 
 JDBC is here what it is: rows appear as they are sent, not in one transaction, in no order, and twice when a task is
-tried again. The same holds for each of the writes: Spark's local mode, two cores.
+tried again. Spark runs in local mode with two tasks at once; `peak_mib` is what its JVM and all its Python processes
+held together.
 """
 
 from __future__ import annotations

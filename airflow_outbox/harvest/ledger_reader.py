@@ -20,6 +20,7 @@ from airflow_outbox.harvest.topics import KafkaNames
 logger = logging.getLogger(__name__)
 
 _POLL = 0.5
+_LONGEST_FETCH_MS = 10  # that the end is reached shows by a fetch that brings nothing, and a successor waits for it
 
 
 class LedgerReader:
@@ -77,6 +78,7 @@ class LedgerReader:
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": _LONGEST_FETCH_MS,
             "error_cb": self._complain,
         }
         try:

@@ -192,8 +192,11 @@ def test_a_role_of_its_own_is_enough(shop: Shop, orders: DataFrame, postgres: Em
         connection.execute(statement.encode())
     try:
         url = postgres.uri(connection.info.dbname, user=role)
-        shop.write(orders, **ORDER, url=f"jdbc:{url}?reWriteBatchedInserts=true", user=role, password="secret")
+        login = {"url": f"jdbc:{url}?reWriteBatchedInserts=true", "user": role, "password": "secret"}
+        shop.write(orders, **ORDER, **login)
         assert shop.counts() == (RECORDS, RECORDS, 1)
+        shop.write(orders, **login)
+        assert shop.counts() == (2 * RECORDS, RECORDS, 2)
     finally:
         connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
