@@ -3,8 +3,8 @@ above all.
 
 A leader announces every move of the watermark by NOTIFY as it deletes what it has published, and at least once a second
 (sql/queries.sql: purge_published, heartbeat). So whoever listens hears within milliseconds of a commit in Kafka.
-Notifications only bring news forward: whether a transaction was committed, Postgres alone knows, and is asked. Where
-none come (a connection pooler swallows them, nobody leads), the watermark is looked at once a second.
+Whether a transaction was committed, Postgres alone knows, and is asked, once: what has committed stays so. Where no
+notifications come (a connection pooler swallows them, nobody leads), the watermark is looked at once a second.
 
 What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one;
 while nothing happens, some in ten seconds. Many tickets are asked for in one statement.
@@ -20,7 +20,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -32,7 +32,7 @@ from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnrea
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot, Ticket
 from airflow_outbox.table import KEEP_ALIVE, translated
-from airflow_outbox.tickets import Outcome, TicketState, TicketStatus, Watermarks, judge, query
+from airflow_outbox.tickets import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge, query
 
 MOST_STATEMENTS = 17
 _BURST = 2
@@ -68,12 +68,14 @@ class _Waiter:
     """Somebody who waits for a ticket. What there is to tell goes through a queue, into their own task."""
 
     ticket: Ticket
+    has_committed: bool
     news: asyncio.Queue[TicketStatus | Exception] = field(default_factory=asyncio.Queue)
     is_new: bool = True
     is_answered: bool = False
 
     def tell(self, status: TicketStatus | Exception) -> None:
         self.is_new = False
+        self.has_committed |= isinstance(status, TicketStatus) and status.state is TicketState.WAITING
         self.is_answered = isinstance(status, Exception) or status.state is TicketState.PUBLISHED
         self.news.put_nowait(status)
 
@@ -100,6 +102,27 @@ class _Attended:
     def is_to_look(self, now: float) -> bool:
         quiet = now - self.heard_at < _HEARD_FOR and not self.followers
         return now - self.looked_at >= (_QUIET_LOOK_INTERVAL if quiet else _LOOK_INTERVAL)
+
+    def answer(self) -> None:
+        """Tell those whose transaction is known to have committed, if the watermark sees it."""
+        for waiter in self.unanswered():
+            if waiter.has_committed and self._sees(waiter):
+                self._tell(waiter, COMMITTED)
+
+    def tell(
+        self, waiters: Collection[_Waiter], outcomes: Mapping[int, Outcome], left: Mapping[int, int] | None
+    ) -> None:
+        """Tell them what came of their transactions; `left` is how many records of each there are, if that is known."""
+        for waiter in waiters:
+            number = waiter.ticket.transaction_id
+            self._tell(waiter, outcomes[number], None if left is None else left.get(number, 0))
+
+    def _tell(self, waiter: _Waiter, outcome: Outcome, left: int | None = None) -> None:
+        assert self.watermarks is not None
+        try:
+            waiter.tell(judge(waiter.ticket, outcome, self.watermarks, left=left))
+        except OutboxError as error:
+            waiter.tell(error)
 
     def due(self, now: float) -> list[_Waiter]:
         """Those for whom there may be an answer; and those who have come, now and then."""
@@ -167,13 +190,17 @@ class Listener:
         self._credit = float(_BURST)
         self._credited_at = 0.0
 
-    async def statuses(self, name: OutboxName, ticket: Ticket) -> AsyncGenerator[TicketStatus, None]:
+    async def statuses(
+        self, name: OutboxName, ticket: Ticket, *, has_committed: bool = False
+    ) -> AsyncGenerator[TicketStatus, None]:
         """How far a ticket's transaction is, now and then, until all of it is published: that comes last.
+
+        `has_committed` tells that it is known to have committed, which saves asking.
 
         Raises RolledBackError, TicketRefusedError, NoWatermarkError; OutboxMissingError, PostgresError when the role
         may not look. A database that is away is waited for.
         """
-        waiter = _Waiter(ticket)
+        waiter = _Waiter(ticket, has_committed)
         with self._attending(name) as attended:
             attended.waiters.add(waiter)
             try:
@@ -271,6 +298,7 @@ class Listener:
                 await self._execute(connection, listen, {})
                 self._listening.add(attended.channel)
                 await self._look(connection, attended)  # for what was announced before
+        attended.answer()
         if due := attended.due(loop.time()):
             await self._judge(connection, attended, due)
         if loop.time() >= attended.report_at and (waiting := attended.unanswered()):
@@ -302,8 +330,6 @@ class Listener:
         *,
         counted: bool = False,
     ) -> None:
-        assert attended.watermarks is not None
-        watermarks = attended.watermarks
         asked = {"transaction_ids": list({str(waiter.ticket.transaction_id) for waiter in waiters})}
         outcomes = {row[0]: Outcome(*row[1:]) for row in await self._ask(connection, attended, "outcomes", asked)}
         left: dict[int, int] | None = None
@@ -311,15 +337,7 @@ class Listener:
             ((attended.may_count,),) = await self._ask(connection, attended, "may_count")
         if counted and attended.may_count:
             left = dict(await self._ask(connection, attended, "left", asked))
-        for waiter in waiters:
-            number = waiter.ticket.transaction_id
-            try:
-                status = judge(waiter.ticket, outcomes[number], watermarks)
-            except OutboxError as error:
-                waiter.tell(error)
-                continue
-            waiting = status.state is TicketState.WAITING and left is not None
-            waiter.tell(replace(status, left=left.get(number, 0)) if waiting and left is not None else status)
+        attended.tell([waiter for waiter in waiters if not waiter.is_answered], outcomes, left)
 
     async def _ask(
         self,

@@ -123,6 +123,9 @@ class Outcome:
     prepared_for: float | None
 
 
+COMMITTED = Outcome("committed", None, None)
+
+
 def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks, *, left: int | None = None) -> TicketStatus:
     """How far a ticket's transaction is.
 

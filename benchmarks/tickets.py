@@ -106,11 +106,11 @@ class Scene:
         return sum(f"[{pid}]" in line and ("statement:" in line or "execute" in line) for line in lines)
 
 
-async def event(ticket: Ticket) -> float:
-    """When a trigger has its event."""
+async def event(ticket: Ticket, *, has_committed: bool = True) -> float:
+    """When a trigger has its event. As a rule the sensor has seen, before it defers, that the transaction committed."""
     from airflow_outbox.triggers.published import OutboxPublishedTrigger
 
-    found = await anext(OutboxPublishedTrigger(ticket=str(ticket)).run())
+    found = await anext(OutboxPublishedTrigger(ticket=str(ticket), has_committed=has_committed).run())
     assert found.payload["status"] == "published", found
     return time.time()
 
@@ -120,12 +120,12 @@ async def latency(scene: Scene, *, seconds: float, rate: float) -> dict[str, Any
     consumer = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert consumer.stdout is not None
     with scene.harvesting():
-        await event(scene.stash("first"))
+        await event(await asyncio.to_thread(scene.stash, "first"))
         say(f"{rate:g} transactions a second for {seconds:g} s")
         waiting: dict[str, asyncio.Task[float]] = {}
         committed: dict[str, float] = {}
         for number in range(int(seconds * rate)):
-            ticket = scene.stash(f"latency {number}")
+            ticket = await asyncio.to_thread(scene.stash, f"latency {number}")
             committed[f"latency {number}"] = time.time()
             waiting[f"latency {number}"] = asyncio.create_task(event(ticket))
             await asyncio.sleep(1 / rate)
@@ -153,7 +153,7 @@ def shares(delays: list[float]) -> dict[str, float]:
 
 async def cost(scene: Scene, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
     with psycopg.connect(scene.data_source) as writer:  # never commits: so that there is always somebody who waits
-        last = asyncio.create_task(event(stash(writer, OutboxRecord(TOPIC, "open", "open"))))
+        last = asyncio.create_task(event(stash(writer, OutboxRecord(TOPIC, "open", "open")), has_committed=False))
         results = await _cost(scene, waiting=waiting, seconds=seconds)
         last.cancel()
         writer.rollback()
@@ -177,7 +177,8 @@ async def _cost(scene: Scene, *, waiting: int, seconds: float) -> list[dict[str,
         while time.time() - begun < seconds:
             events = [each for each in events if not each.done()]
             done += waiting - len(events)
-            fresh = [scene.stash(f"cost {done} {number}") for number in range(min(waiting - len(events), 20))]
+            missing = range(min(waiting - len(events), 20))
+            fresh = [await asyncio.to_thread(scene.stash, f"cost {done} {number}") for number in missing]
             events += [asyncio.create_task(event(ticket)) for ticket in fresh]
             await asyncio.sleep(0.1)
         busy = (scene.statements() - before) / (time.time() - begun)

@@ -1,24 +1,15 @@
-"""The Dags `flights_published` and `flights_check`: know when a Spark job's events are in Kafka, and go on from there.
-
-`flights_published` writes flights like the Dag `flights`, and then waits until all events of that transaction are
-published. `flights_check` is scheduled on the outbox as an asset, so it runs whenever transactions were published:
-Spark reads the topics, and what it counts has to agree with the business tables.
-"""
+"""The Dag `flights_published`: writes flights like the Dag `flights`, and waits until their events are in Kafka."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Param
 
-from airflow_outbox import stash
-from airflow_outbox.assets import outbox_asset
-from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 from airflow_outbox.sensors.published import OutboxPublishedSensor
 
 HERE = Path(__file__).parent
-AIRPORTS = ("EWR", "JFK", "LGA")
 
 with DAG(
     "flights_published",
@@ -39,32 +30,3 @@ with DAG(
         retries=1,
     )
     OutboxPublishedSensor(task_id="published", postgres_conn_id="flights_db", ticket=write_flights.output)
-
-# The host can be any name that stands for the database wherever the asset is named.
-outbox = outbox_asset("outbox://flights-db/flights/outbox", postgres_conn_id="flights_db")
-
-with DAG("flights_check", schedule=[outbox], max_active_runs=1, doc_md=__doc__):
-
-    @task.pyspark(conn_id="spark_default")
-    def compare(spark) -> dict[str, int]:
-        """Hold what the topics tell against the table `daily_delays`; the days, airports and flights compared."""
-        from flights_topics import count
-
-        hook = OutboxHook(postgres_conn_id="flights_db", kafka_conn_id="kafka_default")
-        with hook.transaction() as connection:
-            # The ticket of a transaction that stashes nothing: once it is published, so is all that was committed
-            # before, and what the table says now is in the topics.
-            ticket = stash(connection, [])
-            rows = connection.execute("SELECT day::text, origin, flights, cancelled, departure_delay FROM daily_delays")
-            expected = {(day, origin): tuple(numbers) for day, origin, *numbers in rows}
-        hook.wait_until_published(ticket, timeout=300)
-
-        spark.sparkContext.addPyFile(str(HERE / "flights_topics.py"))
-        found = count(spark, hook.kafka_settings(), [f"flights.{airport}" for airport in AIRPORTS])
-        # Later transactions may be in the topics, too.
-        wrong = {key: (found.get(key), numbers) for key, numbers in expected.items() if found.get(key) != numbers}
-        if wrong:
-            raise ValueError(f"topics and table differ (day, airport: in the topics, in the table): {wrong}")
-        return {"compared": len(expected), "flights": sum(flights for flights, *_ in expected.values())}
-
-    compare()

@@ -13,7 +13,7 @@ from airflow_outbox.demo.check import TopicReader
 from airflow_outbox.demo.display import Display, Progression
 from airflow_outbox.errors import OutboxError
 
-FLIGHTS_DAG, CHECK_DAG, HARVEST_DAG = "flights_published", "flights_check", "outbox_harvest"
+FLIGHTS_DAG, HARVEST_DAG = "flights", "outbox_harvest"
 STALL_SECONDS = 180.0
 _API_SECONDS = 2.0
 _LOG_TAIL_LINES = 40
@@ -56,8 +56,7 @@ class Follower:
         self._told: set[TaskState] = set()
 
     def until_all_has_arrived(self) -> None:
-        """Until the tasks of the Dags `flights_published` and `flights_check` have succeeded, the outbox is empty, and
-        all of Kafka is read.
+        """Until the tasks of the Dag `flights` have succeeded, the outbox is empty, and all of Kafka is read.
 
         Raises DemoError when a task fails, or nothing has moved for long.
         """
@@ -74,7 +73,8 @@ class Follower:
                     if task.has_failed:
                         raise DemoError(self._story(task))
                     self._display.say(str(task))
-                succeeded = all(self._has_succeeded(dag) for dag in (FLIGHTS_DAG, CHECK_DAG))
+                flights = [task.state for task in self._told if task.dag_id == FLIGHTS_DAG]
+                succeeded = bool(flights) and set(flights) == {"success"}
         self._reader.read_to_end()
         self._look()
 
@@ -92,15 +92,6 @@ class Follower:
                           (SELECT coalesce(sum(published), 0) FROM outbox_leader)::bigint"""
         stashed, published = self._connection.execute(query).fetchall()[0]
         return Progression(stashed=stashed, published=published, seen=len(self._reader.delivered))
-
-    def checked(self) -> int:
-        """How many flights the Dag `flights_check` found in the topics as in the tables."""
-        run, *_ = self._api.runs(CHECK_DAG)
-        return int(self._api.xcom(CHECK_DAG, run["dag_run_id"], "compare")["flights"])
-
-    def _has_succeeded(self, dag: str) -> bool:
-        states = {task.state for task in self._told if task.dag_id == dag}
-        return states == {"success"}
 
     def _look(self) -> Progression:
         self._reader.read(0.25)
@@ -123,7 +114,7 @@ class Follower:
         """Tasks of the newest runs that stand otherwise than when last asked."""
         states = [
             TaskState(dag, run["dag_run_id"], task["task_id"], task["try_number"], task["state"])
-            for dag in (FLIGHTS_DAG, CHECK_DAG, HARVEST_DAG)
+            for dag in (FLIGHTS_DAG, HARVEST_DAG)
             for run in self._api.runs(dag)[:1]
             for task in self._api.tasks(dag, run["dag_run_id"])
         ]

@@ -72,7 +72,12 @@ class OutboxPublishedSensor(BaseSensorOperator):
         self.log.info(str(status))
         if status.state is TicketState.PUBLISHED:
             return str(ticket)
-        trigger = OutboxPublishedTrigger(ticket=str(ticket), postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        trigger = OutboxPublishedTrigger(
+            ticket=str(ticket),
+            postgres_conn_id=self.postgres_conn_id,
+            outbox=self.outbox,
+            has_committed=status.state is TicketState.WAITING,
+        )
         timeout = timedelta(seconds=self.timeout)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 

@@ -27,7 +27,7 @@ class OutboxPublishedTrigger(BaseTrigger):
 
     All triggers of a triggerer that wait for outboxes of one database share one connection to it, and a few statements
     a second. A database that is away is waited for. The connection is read when the trigger starts; after a triggerer's
-    death another one goes on.
+    death another one goes on. `has_committed` tells that the transaction is known to have committed; it saves asking.
     """
 
     def __init__(
@@ -36,16 +36,23 @@ class OutboxPublishedTrigger(BaseTrigger):
         ticket: str,
         postgres_conn_id: str = PostgresHook.default_conn_name,
         outbox: str = "outbox",
+        has_committed: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ticket = ticket
         self.postgres_conn_id = postgres_conn_id
         self.outbox = outbox
+        self.has_committed = has_committed
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
             "airflow_outbox.triggers.published.OutboxPublishedTrigger",
-            {"ticket": self.ticket, "postgres_conn_id": self.postgres_conn_id, "outbox": self.outbox},
+            {
+                "ticket": self.ticket,
+                "postgres_conn_id": self.postgres_conn_id,
+                "outbox": self.outbox,
+                "has_committed": self.has_committed,
+            },
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -61,7 +68,7 @@ class OutboxPublishedTrigger(BaseTrigger):
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         listening = listener(await asyncio.to_thread(hook.data_source))
         said = None
-        async with aclosing(listening.statuses(name, ticket)) as statuses:
+        async with aclosing(listening.statuses(name, ticket, has_committed=self.has_committed)) as statuses:
             async for status in statuses:
                 if (text := str(status)) != said:
                     log = self.log.warning if status.state is TicketState.PREPARED else self.log.info
