@@ -17,19 +17,22 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.table import connect
 
 _INTERVAL = 3600.0
+_RETRY_INTERVAL = 10.0
 _LOOK_INTERVAL = 1.0
 
 
 async def tend_archive(config: HarvestConfig, *, leads: Callable[[], bool], complain: Callable[[str], None]) -> None:
     """Tend to the archive, if the configuration has one, as soon as this member leads and every hour that it does."""
-    loop, tended_at = asyncio.get_running_loop(), None
+    loop = asyncio.get_running_loop()
+    due_at = loop.time()
     while config.archives:
-        if leads() and (tended_at is None or loop.time() - tended_at >= _INTERVAL):
-            tended_at = loop.time()
+        if leads() and loop.time() >= due_at:
             try:
                 await asyncio.to_thread(_tend, config)
+                due_at = loop.time() + _INTERVAL
             except OutboxError as error:
                 complain(f"the archive: {error}")
+                due_at = loop.time() + _RETRY_INTERVAL
         await asyncio.sleep(_LOOK_INTERVAL)
 
 

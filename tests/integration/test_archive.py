@@ -264,12 +264,10 @@ def test_a_harvest_archives_all_that_it_publishes_and_tends_to_the_archive(
     process = Process(CHILD, first_line={"config": outbox.settings})
     try:
         wait_until(lambda: outbox.left() == 0, within=30, doing="harvesting")
-        wait_until(lambda: len(days(database)) == DAYS_AHEAD + 1, within=30, doing="tending")
+        wait_until(lambda: len(days(database)) == DAYS_AHEAD + 1, within=30, doing=f"tending: {process.events}")
     finally:
         process.end()
-    assert outbox.query("SELECT count(*), count(DISTINCT id), count(DISTINCT view) FROM outbox_archive") == [
-        (3000, 3000, 1)
-    ]
+    assert outbox.query("SELECT count(*), count(DISTINCT id) FROM outbox_archive") == [(3000, 3000)]
     assert outbox.query("SELECT count(*) FROM outbox_archive_default") == [(0,)]
     batches = outbox.query("SELECT count(DISTINCT batch) FROM outbox_archive")[0][0]
     assert (batches > 0) == (delivery == "exactly_once")

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from harvesting import PARTITIONS
+from harvesting import Outbox as Topic
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import OutboxRecord, stash
@@ -30,7 +31,6 @@ from airflow_outbox.table import OutboxTable
 
 ROLE = "harvester"
 PASSWORD = "not-to-be-seen-4H7"
-PARTITIONS = 2
 CHILD = "airflow_outbox.harvest"
 MARKER = "OUTBOX_TESTS_SERVER"
 """What every process of this Airflow has in its environment, the harvesting ones too, whoever has adopted them."""
@@ -75,13 +75,8 @@ class Outbox:
         return int(self.query(f"SELECT count(*) FROM {self.name}")[0][0])
 
     def delivered(self) -> int:
-        """How many records the topic holds."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused"})
-        try:
-            partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
-            return sum(consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions)
-        finally:
-            consumer.close()
+        """How many records of the topic consumers that read committed see."""
+        return len(Topic(self.database, self.bootstrap, self.topic).committed())
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from uuid import UUID
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from faults.checker import Lane, Sighting, judge
+from harvesting import PARTITIONS
 
 from airflow_outbox import OutboxRecord, stash
 
-from .conftest import PARTITIONS, Outbox, wait_until
+from .conftest import Outbox, wait_until
 
 KEYS = 10
 TRANSACTION = 10

@@ -52,6 +52,24 @@ async def test_the_trigger_tells_an_asset_what_was_published(outbox: Outbox) -> 
     assert payloads[-1]["published"] == 500
 
 
+async def test_a_parked_record_is_told_to_the_asset_and_to_the_users_function(
+    outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parking_alerts.py").write_text("told = []\nasync def tell(event):\n    told.append(event)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    outbox.stash(5)
+    OutboxHook().stash(OutboxRecord("no-such-topic", "k", "v"))
+    trigger = OutboxHarvestTrigger(until="drained", alert_callback="parking_alerts.tell")
+    payloads = [event.payload async for event in trigger.run()]
+    await trigger.cleanup()
+    (parked,) = [payload["parked"] for payload in payloads if "parked" in payload]
+    assert (parked["refused"], parked["waiting"], parked["reasons"][0]["cause"]) == (1, 0, "unknown_topic")
+    import parking_alerts
+
+    (told,) = parking_alerts.told
+    assert (told["event"], told["outbox"], told["reasons"]) == ("parked", "outbox", parked["reasons"])
+
+
 async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: Outbox) -> None:
     trigger = OutboxHarvestTrigger(emit="end")
     running = asyncio.create_task(_first(trigger))
