@@ -44,6 +44,7 @@ _FIRST_REPORT = 2.0
 _REPORT_INTERVAL = 10.0
 _REPORT_SHARE = 20  # counting takes at most one part in so many of the time
 _PATIENCE = 10.0
+_LINGER = 30.0  # for who comes next: connecting takes longer than publishing
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _NEVER = float("-inf")
@@ -93,6 +94,10 @@ class _Attended:
     looked_at: float = _NEVER
     heard_at: float = _NEVER
     greeted_at: float = _NEVER
+    left_at: float = _NEVER
+
+    def is_deserted(self, now: float) -> bool:
+        return not self.waiters and not self.followers and now - self.left_at >= _LINGER
 
     @property
     def channel(self) -> str:
@@ -176,8 +181,8 @@ class _Attended:
 class Listener:
     """Serves all who wait in one event loop for outboxes of one database; `listener` finds it.
 
-    It has a connection while somebody waits. `data_source` is a libpq connection string; `statements` is how many
-    statements were sent.
+    It has a connection while somebody waits, and for a while after. `data_source` is a libpq connection string;
+    `statements` is how many statements were sent.
     """
 
     def __init__(self, data_source: str) -> None:
@@ -223,7 +228,7 @@ class Listener:
     @contextmanager
     def _attending(self, name: OutboxName) -> Iterator[_Attended]:
         now = asyncio.get_running_loop().time()
-        attended = self._attended.setdefault(name, _Attended(name, report_at=now + _FIRST_REPORT))
+        attended = self._attended.setdefault(name, _Attended(name, report_at=now + _FIRST_REPORT, left_at=now))
         self._wake.set()
         if self._serving is None:
             # In a context of its own: the first waiter's has its log in it.
@@ -231,9 +236,7 @@ class Listener:
         try:
             yield attended
         finally:
-            if len(attended.waiters) + len(attended.followers) == 0 and self._attended.get(name) is attended:
-                del self._attended[name]
-                self._wake.set()
+            attended.left_at = asyncio.get_running_loop().time()
 
     async def _serve(self) -> None:
         delay = _SHORTEST_DELAY
@@ -287,6 +290,8 @@ class Listener:
                     attended.fail(error)
                     self._attended.pop(attended.name, None)
             await self._idle(connection)
+            now = asyncio.get_running_loop().time()
+            self._attended = {name: each for name, each in self._attended.items() if not each.is_deserted(now)}
 
     async def _answer(self, connection: psycopg.AsyncConnection[Any], attended: _Attended) -> None:
         """Look when it is time, and answer whoever can be answered."""

@@ -248,7 +248,10 @@ async def test_a_postgres_that_is_away_is_waited_for(server_folder: Path) -> Non
             assert (await waiting).state is TicketState.PUBLISHED
 
 
-async def test_it_has_one_connection_for_all_and_none_when_nobody_waits(database: str, leader: Leader) -> None:
+async def test_it_has_one_connection_for_all_and_none_a_while_after(
+    database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_outbox.listening._LINGER", 1.0)
     assert listener(database) is listener(database)
     waiting = [asyncio.create_task(wait(listener(database), leader.stash())) for _ in range(20)]
     await attended(leader)
@@ -257,7 +260,8 @@ async def test_it_has_one_connection_for_all_and_none_when_nobody_waits(database
         task.cancel()
     leader.beat()
     assert len(await asyncio.gather(*waiting[10:])) == 10
-    await asyncio.sleep(0.3)
+    assert len(leader.listening()) == 1
+    await asyncio.sleep(2.5)
     assert leader.listening() == []
 
 
