@@ -66,6 +66,11 @@ class NoWatermarkError(OutboxError):
     """
 
 
+class ParkedError(OutboxError):
+    """Records of the transaction are parked. Correct, retry or discard them: `airflow-outbox parked list` shows
+    them."""
+
+
 class RolledBackError(OutboxError):
     """The ticket's transaction was rolled back: nothing of it is, or ever will be, published. Stash again."""
 

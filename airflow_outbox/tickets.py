@@ -1,8 +1,9 @@
 """Tickets: is all of a transaction published?
 
 `stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has
-committed and the outbox's watermark sees it: then every record of it is in Kafka, committed, for every consumer to
-read. The watermark in the database is up to a second late; who listens hears earlier (`airflow_outbox.listening`).
+committed, the outbox's watermark sees it, and none of its records is parked: then every record of it is in Kafka,
+committed, for every consumer to read. The watermark in the database is up to a second late; who listens hears earlier
+(`airflow_outbox.listening`).
 
 A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
@@ -31,12 +32,14 @@ class TicketState(Enum):
     """How far a transaction is.
 
     `OPEN`: it has not ended. `PREPARED`: nor has it, and it waits for COMMIT PREPARED or ROLLBACK PREPARED, which
-    nobody may ever say. `WAITING`: it has committed, and not all of it is known to be published. `PUBLISHED`.
+    nobody may ever say. `WAITING`: it has committed, and not all of it is known to be published. `PARKED`: some of its
+    records are set aside or were discarded, all others are published. `PUBLISHED`.
     """
 
     OPEN = "open"
     PREPARED = "prepared"
     WAITING = "waiting"
+    PARKED = "parked"
     PUBLISHED = "published"
 
 
@@ -45,7 +48,8 @@ class TicketStatus:
     """How far a ticket's transaction is.
 
     `left` is how many of its records are in the outbox (None: the role may not look); `prepared` the name of a prepared
-    transaction, `prepared_for` how many seconds it has been one.
+    transaction, `prepared_for` how many seconds it has been one. `parked` is how many records are set aside, for
+    `reasons` among others, and `discarded` how many an operator has thrown away.
     """
 
     ticket: Ticket
@@ -53,6 +57,9 @@ class TicketStatus:
     left: int | None = None
     prepared: str | None = None
     prepared_for: float | None = None
+    parked: int = 0
+    discarded: int = 0
+    reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         number = self.ticket.transaction_id
@@ -65,6 +72,13 @@ class TicketStatus:
             return f"transaction {number} has not ended"
         if self.state is TicketState.PUBLISHED:
             return f"all of transaction {number} is published"
+        if self.state is TicketState.PARKED:
+            discarded = f", {self.discarded} were discarded" if self.discarded else ""
+            reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
+            return (
+                f"{self.parked} records of transaction {number} are parked{discarded}{reasons}. All others are "
+                "published. `airflow-outbox parked list` shows them"
+            )
         some = "some records" if self.left is None else f"{self.left} records"
         return f"transaction {number} is committed, {some} of it wait to be published"
 
@@ -153,7 +167,8 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks, *, left: int
 
 
 def published(connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox") -> bool:
-    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Costs two statements.
+    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Costs up to three
+    statements.
 
     Raises what `ticket_status` raises.
     """
@@ -170,7 +185,11 @@ def ticket_status(
     """
     name = OutboxName.parse(outbox)
     asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
-    values = {"transaction_ids": [str(asked.transaction_id)], "outbox": name.text()}
+    values = {
+        "transaction_ids": [str(asked.transaction_id)],
+        "incarnation": asked.incarnation,
+        "outbox": name.text(),
+    }
 
     def ask(statement: str) -> list[tuple[Any, ...]]:
         return cursor.execute(query(statement, name), values).fetchall()
@@ -181,6 +200,11 @@ def ticket_status(
         # Behind the watermark: what that saw as ended has ended here, too.
         ((_, *outcome),) = ask("outcomes")
         status = judge(asked, Outcome(*outcome), watermarks)
+        if status.state is TicketState.PUBLISHED:
+            ((waiting, discarded, reasons),) = ask("parked")
+            if waiting or discarded:
+                aside = replace(status, state=TicketState.PARKED, left=None, parked=waiting)
+                return replace(aside, discarded=discarded, reasons=tuple(reasons))
         if not counted or status.state is not TicketState.WAITING or not ask("may_count")[0][0]:
             return status
         return replace(status, left=sum(count for _, count in ask("left")))

@@ -19,7 +19,8 @@ def show_ticket(connection: psycopg.Connection[Any], name: OutboxName, ticket: s
     """Say how far a ticket's transaction is; end with status 3 unless all of it is published."""
     status = ticket_status(connection, ticket, outbox=name.text())
     if output == "json":
-        values = {"ticket": str(status.ticket), "state": status.state.value, "left": status.left}
+        values: dict[str, Any] = {"ticket": str(status.ticket), "state": status.state.value, "left": status.left}
+        values |= {"parked": status.parked, "discarded": status.discarded, "reasons": list(status.reasons)}
         click.echo(json.dumps({**values, "prepared": status.prepared, "prepared_for": status.prepared_for}))
     else:
         click.echo(str(status))

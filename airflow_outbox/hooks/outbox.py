@@ -27,7 +27,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.stash import stash
 from airflow_outbox.table import OutboxTable
-from airflow_outbox.tickets import published
+from airflow_outbox.tickets import TicketStatus, published, ticket_status
 
 FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "kafka"})
 _POLL_INTERVAL = 0.5
@@ -75,6 +75,11 @@ class OutboxHook(PostgresHook):
         """Whether all of a ticket's transaction is published. Raises what `airflow_outbox.published` raises."""
         with self.transaction() as connection:
             return published(connection, ticket, outbox=self.outbox)
+
+    def ticket_status(self, ticket: Ticket | str) -> TicketStatus:
+        """How far a ticket's transaction is. Raises what `airflow_outbox.tickets.ticket_status` raises."""
+        with self.transaction() as connection:
+            return ticket_status(connection, ticket, outbox=self.outbox, counted=False)
 
     def wait_until_published(self, ticket: Ticket | str, *, timeout: float) -> None:
         """Wait, in this process, until all of a ticket's transaction is published.

@@ -33,8 +33,9 @@ class OutboxPublishedSensor(BaseSensorOperator):
     stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed;
     `soft_fail` and `never_fail` have their effect, `poke_interval` and `mode` none.
 
-    A task whose transaction was rolled back fails, and one whose ticket can't be told of. The role needs what
-    `airflow-outbox grant` gives any role; to count what is left it must be allowed to look.
+    A task whose transaction was rolled back fails, and one whose ticket can't be told of. So does one of whose records
+    any is parked; with `wait_for_parked` it waits until they are published, and fails only when one is discarded. The
+    role needs what `airflow-outbox grant` gives any role; to count what is left it must be allowed to look.
 
     Raises ConfigurationError, as the Dag is read, for `deferrable=False`.
     """
@@ -48,6 +49,7 @@ class OutboxPublishedSensor(BaseSensorOperator):
         ticket: Any,
         postgres_conn_id: str = PostgresHook.default_conn_name,
         outbox: str = "outbox",
+        wait_for_parked: bool = False,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -59,6 +61,7 @@ class OutboxPublishedSensor(BaseSensorOperator):
         self.ticket = ticket
         self.postgres_conn_id = postgres_conn_id
         self.outbox = outbox
+        self.wait_for_parked = wait_for_parked
 
     def execute(self, context: Context) -> str:
         """Look once, and hand over to the trigger unless that is enough. Raises NotPublishedError, PostgresError."""
@@ -72,11 +75,14 @@ class OutboxPublishedSensor(BaseSensorOperator):
         self.log.info(str(status))
         if status.state is TicketState.PUBLISHED:
             return str(ticket)
+        if status.state is TicketState.PARKED and (status.discarded or not self.wait_for_parked):
+            raise NotPublishedError(str(status))
         trigger = OutboxPublishedTrigger(
             ticket=str(ticket),
             postgres_conn_id=self.postgres_conn_id,
             outbox=self.outbox,
-            has_committed=status.state is TicketState.WAITING,
+            has_committed=status.state in (TicketState.WAITING, TicketState.PARKED),
+            wait_for_parked=self.wait_for_parked,
         )
         timeout = timedelta(seconds=self.timeout)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)

@@ -7,6 +7,7 @@ GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_key
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark) ON {published} TO {role};
+GRANT SELECT (transaction_id, incarnation, reason, discarded_at) ON {parked} TO {role};
 
 -- stash_partition --
 -- And to choose a record's partition, where the outbox has the column.

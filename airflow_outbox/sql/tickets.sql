@@ -27,3 +27,10 @@ GROUP BY transaction_id
 -- may_count --
 -- Whether the role may look at the transaction ids in the outbox.
 SELECT has_column_privilege(%(outbox)s, 'transaction_id', 'SELECT')
+
+-- parked --
+-- How many of a transaction's records wait among the parked ones, how many were discarded, and some of the reasons.
+SELECT count(*) FILTER (WHERE discarded_at IS NULL), count(*) FILTER (WHERE discarded_at IS NOT NULL),
+       coalesce((array_agg(DISTINCT reason) FILTER (WHERE reason IS NOT NULL))[1:3], ARRAY[]::text[])
+FROM {parked}
+WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[]) AND incarnation = %(incarnation)s

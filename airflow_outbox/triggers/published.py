@@ -11,12 +11,14 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_outbox.errors import OutboxError
+from airflow_outbox.errors import OutboxError, ParkedError
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.listening import listener
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
 from airflow_outbox.tickets import TicketState
+
+_PARKED_INTERVAL = 5.0
 
 
 class OutboxPublishedTrigger(BaseTrigger):
@@ -28,6 +30,7 @@ class OutboxPublishedTrigger(BaseTrigger):
     All triggers of a triggerer that wait for outboxes of one database share one connection to it, and a few statements
     a second. A database that is away is waited for. The connection is read when the trigger starts; after a triggerer's
     death another one goes on. `has_committed` tells that the transaction is known to have committed; it saves asking.
+    Records that are parked fail it, or (`wait_for_parked`) are waited for; discarded ones fail it.
     """
 
     def __init__(
@@ -37,12 +40,14 @@ class OutboxPublishedTrigger(BaseTrigger):
         postgres_conn_id: str = PostgresHook.default_conn_name,
         outbox: str = "outbox",
         has_committed: bool = False,
+        wait_for_parked: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ticket = ticket
         self.postgres_conn_id = postgres_conn_id
         self.outbox = outbox
         self.has_committed = has_committed
+        self.wait_for_parked = wait_for_parked
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -52,12 +57,14 @@ class OutboxPublishedTrigger(BaseTrigger):
                 "postgres_conn_id": self.postgres_conn_id,
                 "outbox": self.outbox,
                 "has_committed": self.has_committed,
+                "wait_for_parked": self.wait_for_parked,
             },
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
             await self._published()
+            await self._not_parked()
         except (OutboxError, AirflowNotFoundException) as error:
             yield TriggerEvent({"status": "failed", "error": str(error)})
         else:
@@ -74,3 +81,15 @@ class OutboxPublishedTrigger(BaseTrigger):
                     log = self.log.warning if status.state is TicketState.PREPARED else self.log.info
                     log(text)
                     said = text
+
+    async def _not_parked(self) -> None:
+        """Return when none of the transaction's records is parked. Raises ParkedError."""
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        said = None
+        while (status := await asyncio.to_thread(hook.ticket_status, self.ticket)).state is TicketState.PARKED:
+            if status.discarded or not self.wait_for_parked:
+                raise ParkedError(str(status))
+            if (text := str(status)) != said:
+                self.log.warning(text)
+                said = text
+            await asyncio.sleep(_PARKED_INTERVAL)

@@ -299,3 +299,18 @@ def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_pat
     }
     refused = ask("nonsense")
     assert (refused.returncode, "not a ticket" in refused.stderr) == (1, True)
+
+
+def test_a_parked_record_of_the_transaction_is_named(outbox: Outbox, start: Callable[[], Process]) -> None:
+    with psycopg.connect(outbox.database) as connection:
+        ticket = stash(connection, [OutboxRecord(outbox.topic, f"k{n}", str(n), {"n": "1"}) for n in range(3)])
+        connection.execute("UPDATE outbox SET kafka_header_values = ARRAY[]::text[] WHERE kafka_value = '1'")
+    start()
+    with psycopg.connect(outbox.database, autocommit=True) as connection:
+        wait_until(lambda: ticket_status(connection, ticket).state is TicketState.PARKED, within=20)
+        status = ticket_status(connection, ticket)
+        assert (status.parked, status.discarded) == (1, 0)
+        assert status.reasons == ("1 header names for 0 header values",)
+        assert not published(connection, ticket)
+        connection.execute("UPDATE outbox_parked SET kafka_header_values = ARRAY['1'], requested = 'retry'")
+        wait_until(lambda: published(connection, ticket), within=20)
