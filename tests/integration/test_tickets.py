@@ -296,6 +296,9 @@ def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_pat
         "left": 0,
         "prepared": None,
         "prepared_for": None,
+        "parked": 0,
+        "discarded": 0,
+        "reasons": [],
     }
     refused = ask("nonsense")
     assert (refused.returncode, "not a ticket" in refused.stderr) == (1, True)
