@@ -8,10 +8,14 @@ from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow_outbox.sensors.harvest import OutboxHarvestSensor
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
-with DAG("steady_task"):
-    OutboxHarvestSensor(task_id="harvest", outbox="steady_task", until="forever")
+# By marks in the rows, by which a witness in the database sees who does what.
+SETTINGS = {"delivery": "at_least_once"}
 
-watched = Asset("steady", watchers=[AssetWatcher(name="outbox", trigger=OutboxHarvestTrigger(outbox="steady_asset"))])
+with DAG("steady_task"):
+    OutboxHarvestSensor(task_id="harvest", outbox="steady_task", until="forever", settings=SETTINGS)
+
+trigger = OutboxHarvestTrigger(outbox="steady_asset", settings=SETTINGS)
+watched = Asset("steady", watchers=[AssetWatcher(name="outbox", trigger=trigger)])
 
 # Watched while the Dag is unpaused, and never run: the runs would take the processors that the triggerers need.
 with DAG("steady_asset", schedule=watched & Asset("never")):
