@@ -146,6 +146,8 @@ class Broker:
         """What a look at a record tells."""
         if row[1] in self.missing:
             return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {row[1]}")
+        if len(row[4]) != len(row[5]):
+            return Refusal(Cause.HEADERS, "as many names as values are needed")
         return self.told.get(row[3])
 
     def takes(self, row: Sequence[Any]) -> bool:

@@ -160,20 +160,19 @@ class SimulatedLog:
         """What is on its way may still arrive."""
 
     async def _publish(self, record: MarkedRecord) -> None:
-        problem: str | None = None
+        self._reports.append(Delivery(record, await self._problem(record)))
+        self._arrived.set()
+
+    async def _problem(self, record: MarkedRecord) -> PublishError | None:
+        """What keeps a record from being published."""
+        if record.size > MAX_VALUE_SIZE:
+            return RecordsRefusedError("simulated: too large", records=[record.id])
         if not self._broker.takes(record):
             records = [record.id] if self._individually else []
-            refused = RecordsRefusedError("simulated: refused", records=records, explained=not records)
-            self._reports.append(Delivery(record, refused))
-            self._arrived.set()
-            return
-        if len(record.header_names) != len(record.header_values) or record.size > MAX_VALUE_SIZE:
-            problem = "simulated: refused"
-        else:
-            place = place_of(record.topic, record.key, record.partition)
-            try:
-                await self._link.ask("send", lambda answer: answer.give(self._broker.append(place, record.key, record)))
-            except KafkaError as error:
-                problem = str(error)
-        self._reports.append(Delivery(record, PublishError(f"record {record.id}: {problem}") if problem else None))
-        self._arrived.set()
+            return RecordsRefusedError("simulated: refused", records=records, explained=not records)
+        place = place_of(record.topic, record.key, record.partition)
+        try:
+            await self._link.ask("send", lambda answer: answer.give(self._broker.append(place, record.key, record)))
+        except KafkaError as error:
+            return PublishError(f"record {record.id}: {error}")
+        return None

@@ -18,11 +18,13 @@ from simulation.log import SimulatedLog, SimulatedTransactionalLog, kafka_link
 from simulation.world import World
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.errors import HistoryError, KafkaError, PublishError
+from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
 from airflow_outbox.harvest.ports import Delivery, Log, TransactionalLog
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head
+from airflow_outbox.harvest.protocol.parking import Cause
+from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, make_ledger_topic
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.pages import OutboxRow
@@ -72,14 +74,14 @@ async def log(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterato
     topic = topic_prefix + "data"
     if request.param == "simulated":
         world = World(1)
-        simulated = SimulatedLog(world.broker, kafka_link(world.network))
+        simulated = SimulatedLog(world.broker, kafka_link(world.network), individually=False)
         yield LogUnderTest(simulated, topic, lambda: seen_in(world, topic))
         await simulated.close()
         return
     kafka = request.getfixturevalue("kafka")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
-    real = await KafkaLog.open(producer_settings(config(kafka)))
+    real = await KafkaLog.open(producer_settings(config(kafka)), book=TopicBook(config(kafka).kafka))
     yield LogUnderTest(real, topic, lambda: consumed(kafka.bootstrap, topic, 3))
     await real.close()
 
@@ -107,19 +109,20 @@ async def test_every_record_is_reported_once_and_is_there(log: LogUnderTest) -> 
     assert sorted(log.seen()) == sorted(expected, key=lambda seen: seen[0])
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [("v" * 2_000_000, ["h"], ["v"]), ("v", ["h"], []), ("v", ["h"], ["a", "b"])],
-    ids=["too large", "a value too few", "a value too many"],
-)
-async def test_what_cannot_be_published_is_reported_with_its_id(
-    log: LogUnderTest, bad: tuple[str, list[str | None], list[Any]]
-) -> None:
-    log.log.send(MarkedRecord(77, log.topic, "k", *bad, None))
+@pytest.mark.parametrize("values", [[], ["a", "b"]], ids=["a value too few", "a value too many"])
+async def test_what_a_look_tells_is_known_before_it_is_sent(log: LogUnderTest, values: list[Any]) -> None:
+    bad = MarkedRecord(77, log.topic, "k", "v", ["h"], values, None)
+    fine = MarkedRecord(78, log.topic, "k", "v", ["h"], ["a"], None)
+    refusals = await log.log.examine([bad, fine])
+    assert {number: refusal.cause for number, refusal in refusals.items()} == {77: Cause.HEADERS}
+
+
+async def test_what_only_sending_tells_is_reported_with_its_id(log: LogUnderTest) -> None:
+    log.log.send(MarkedRecord(77, log.topic, "k", "v" * 2_000_000, [], [], None))
     log.log.send(MarkedRecord(78, log.topic, "k", "fine", [], [], None))
     found = {delivery.record.id: delivery.error for delivery in await reports(log.log, 2)}
-    assert isinstance(found[77], PublishError)
-    assert "record 77" in str(found[77])
+    assert isinstance(found[77], RecordsRefusedError)
+    assert found[77].records == [77]
     assert found[78] is None
 
 
@@ -161,7 +164,7 @@ async def logs(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
         names = dataclasses.replace(
             KafkaNames.of(settings, outbox_id), transactional_id=topic_prefix + transactional_id
         )
-        opened.append(await KafkaTransactionalLog.open(settings, names, 0))
+        opened.append(await KafkaTransactionalLog.open(settings, names, shard=0, book=TopicBook(settings.kafka)))
         return opened[-1]
 
     yield TransactionalLogsUnderTest(open_real, topic, lambda: committed(kafka.bootstrap, topic))
