@@ -60,16 +60,22 @@ def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[Mak
             "kafka": secure.login(name, "pässword"),
             "leader_topic": outbox.leader_topic,
             "leader_group_id": name,
+            "ledger_topic": f"{name}.ledger",
+            "transactional_id": name,
         }
         outbox.acls = [
             Acl("GROUP", name, "READ"),
             Acl("TOPIC", outbox.leader_topic, "READ"),
             Acl("TOPIC", outbox.leader_topic, "WRITE"),
+            Acl("TOPIC", f"{name}.ledger", "READ"),
+            Acl("TOPIC", f"{name}.ledger", "WRITE"),
+            Acl("TRANSACTIONAL_ID", f"{name}.0", "WRITE"),
             Acl("TOPIC", outbox.topic, "WRITE"),
         ]
         if allowed:
             outbox.make_tables()
             secure.make_topic(outbox.leader_topic)
+            secure.make_topic(f"{name}.ledger")
             secure.allow(name, outbox.acls)
         return outbox
 
