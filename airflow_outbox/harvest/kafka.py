@@ -111,7 +111,7 @@ class KafkaLog:
         return await asyncio.to_thread(self._book.examine, records, provoke=self._provoke, again=again)
 
     def _provoke(self, topic: str) -> None:
-        with contextlib.suppress(KafkaException):
+        with contextlib.suppress(*CLIENT_ERRORS):
             self._producer.list_topics(topic, _LOOKING_TIME)
 
     def send(self, record: MarkedRecord) -> None:

@@ -155,7 +155,7 @@ class KafkaTransactionalLog:
         self._repeat(Call.FENCE, self._producer.init_transactions)
 
     def _provoke(self, topic: str) -> None:
-        with contextlib.suppress(KafkaException):
+        with contextlib.suppress(*CLIENT_ERRORS):
             self._producer.list_topics(topic, _CALL_TIME)
 
     def _begin(self) -> None:
@@ -190,7 +190,7 @@ class KafkaTransactionalLog:
         reason = error.args[0] if isinstance(error, KafkaException) else error
         if isinstance(reason, BrokerError) and reason.code() not in REFUSED:
             # The transaction has failed meanwhile, for the reason that an earlier record was not delivered.
-            with contextlib.suppress(KafkaException):
+            with contextlib.suppress(*CLIENT_ERRORS):
                 self._producer.flush(_CALL_TIME)
             return self._given_up(self._why(reason, topic))
         if isinstance(error, BufferError):

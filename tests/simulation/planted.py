@@ -4,6 +4,7 @@ never in the world. The histories have to find every one of them; a simulator th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -169,14 +170,15 @@ _recover = exactly_once.recover
 # Windows
 
 
-class _Windows(windows.Windows):
+class _Windows(windows.Windows, ABC):
     def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
         within = super().advance(snapshot=snapshot, last_id=last_id, complete=complete)
         self.next = self.changed(snapshot, last_id)
         return within
 
+    @abstractmethod
     def changed(self, snapshot: Snapshot, last_id: int | None) -> Reading:
-        raise NotImplementedError
+        """What to read next, by a rule that is wrong."""
 
 
 class ReadsByIds(_Windows):
@@ -193,7 +195,7 @@ class ForgetsInProgress(_Windows):
         return replace(self.next, after=after)
 
 
-class PagesFreely(_Windows):
+class PagesFreely(windows.Windows):
     """Reads a window's next pages as of now, and takes the last one's snapshot for the window's."""
 
     def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
