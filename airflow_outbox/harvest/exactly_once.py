@@ -91,6 +91,7 @@ class ExactlyOnceTerm(Term):
         self._caution = caution
         self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
+        self._due_records = limits.batch_records
         self._attended = asyncio.Event()
         self._wake = asyncio.Event()
         self._committed = asyncio.Event()
@@ -250,7 +251,10 @@ class ExactlyOnceTerm(Term):
             report_retried(self._report, topics=Counter(), refused=refused)
         published = published[: self._caution.records if not self._atomic else None]
         if not published:
+            if self._atomic and len(due) == self._due_records:  # perhaps the first transaction alone is longer
+                self._due_records *= 2
             return self._attended.set()
+        self._due_records = self._limits.batch_records
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
         batch = Batch(unparked=[row[0] for row in published])
@@ -349,7 +353,7 @@ class ExactlyOnceTerm(Term):
             self._parked.gone(discarded)
             report_discarded(self._report, discarded)
             self._attended.clear()
-            self._due = await self._table.parked_due(max_records=self._limits.batch_records, of_all_lanes=self._atomic)
+            self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again
