@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from airflow_outbox.records import Snapshot
@@ -25,13 +26,49 @@ OutboxRow = tuple[
     int, str, str | bytes, str | bytes | None, list[str | None], list[str | bytes | None], int | None, int, int | None
 ]
 """A record as it is read for publishing exactly once: id, topic, key, value, header names, header values, partition,
-bytes of the page up to and with this row, transaction id (None unless asked for).
+bytes of key and value, transaction id (None unless asked for).
 
 A plain tuple, for there are hundreds of thousands a second of them.
 """
 
-BYTES: Final = 7
+SIZE: Final = 7
 TRANSACTION_ID: Final = 8
+_ANY_SIZE = 2**62
+
+
+_size = itemgetter(SIZE)
+
+
+def total_size(rows: Iterable[OutboxRow]) -> int:
+    """Bytes of key and value of all rows."""
+    return sum(map(_size, rows))
+
+
+class PageSize:
+    """How many rows to ask for, so that a page of them can't be larger than there is room for.
+
+    The room is shared out equally among the rows that are asked for. A row that is larger than its share comes without
+    its value; the page then ends before it, and from now on fewer rows are asked for, with shares as large as that one.
+    While all rows fit, their number grows again.
+    """
+
+    def __init__(self) -> None:
+        self._records: int | None = None  # None: as many as anybody wants
+
+    def shares(self, *, max_records: int, max_bytes: int) -> tuple[int, int]:
+        """How many rows to ask for, and how large each may be. A row by itself may have any size."""
+        records = max(1, min(max_records, max_bytes, self._records or max_records))
+        return records, max_bytes // records if records > 1 else _ANY_SIZE
+
+    def fitting(self, rows: Sequence[OutboxRow], *, share: int, max_bytes: int) -> Sequence[OutboxRow]:
+        """The rows before the first that is larger than its share."""
+        if not rows or max(map(_size, rows)) <= share:
+            if self._records is not None and self._records <= len(rows):
+                self._records *= 2
+            return rows
+        place, size = next((place, row[SIZE]) for place, row in enumerate(rows) if row[SIZE] > share)
+        self._records = max(1, max_bytes // size)
+        return rows[:place]
 
 
 @dataclass(frozen=True, slots=True)

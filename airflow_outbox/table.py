@@ -30,13 +30,14 @@ from airflow_outbox.errors import (
 from airflow_outbox.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.keeping import archived
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import BYTES, Length, OutboxRow, Page, Reading
+from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
 SCHEMA_VERSION = 3
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 SHARD = 0
+_MOST_OTHERS = 32  # each row of the range is held against every one of them
 KEEP_ALIVE = {
     "connect_timeout": 5,
     "keepalives_idle": 2,
@@ -159,6 +160,7 @@ class OutboxTable:
         self.connection = connection
         self.name = name
         self.archives = archives
+        self._page_size = PageSize()
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
@@ -272,24 +274,28 @@ class OutboxTable:
             self.connection.execute(self._render("prefer_indexes"))
 
     def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
-        """The next page of a window."""
+        """The next page of a window: at most `max_bytes` of key and value, or one record."""
         values = {
             "after": None if reading.after is None else str(reading.after),
             "within": None if reading.within is None else str(reading.within),
             "above": reading.above,
-            "max_records": max_records,
-            "max_bytes": max_bytes,
         }
         statement = "read_on" if reading.after is None or reading.within is not None else "read_window"
-        with translated(self.name), self.connection.cursor(binary=True) as cursor:
-            cursor.execute(self._readings[statement, transaction_ids], values, prepare=True)
-            _, seen, *_ = cast("tuple[Any, ...]", cursor.fetchone())
-            rows = cast("list[OutboxRow]", cursor.fetchall())
+        query = self._readings[statement, transaction_ids]
+        while True:
+            records, share = self._page_size.shares(max_records=max_records, max_bytes=max_bytes)
+            with translated(self.name), self.connection.cursor(binary=True) as cursor:
+                cursor.execute(query, {**values, "max_records": records, "max_size": share}, prepare=True)
+                _, seen, *_ = cast("tuple[Any, ...]", cursor.fetchone())
+                found = cast("list[OutboxRow]", cursor.fetchall())
+            rows = self._page_size.fitting(found, share=share, max_bytes=max_bytes)
+            if rows or not found:
+                break
         snapshot, written, flushed = seen.split(" ")
         return Page(
             rows=rows,
             snapshot=Snapshot.parse(snapshot),
-            complete=len(rows) < max_records and (not rows or rows[-1][BYTES] < max_bytes),
+            complete=len(rows) < records and len(rows) == len(found),
             written=int(written),
             flushed=int(flushed),
         )
@@ -319,8 +325,13 @@ class OutboxTable:
         how far Postgres' log is on disk. `batch` is their number in the ledger. Raises FencedError.
         """
         announced = None if watermark is None else str(watermark)
-        values = {"ids": list(ids), "snapshot": str(snapshot), "watermark": announced, "batch": batch}
-        row = self._row("purge_published", self._purging, view=view, **values)
+        values = {"snapshot": str(snapshot), "watermark": announced, "batch": batch}
+        others = _others_between(ids)
+        if others is None:
+            row = self._row("purge_published", self._purging_one_by_one, view=view, ids=list(ids), **values)
+        else:
+            between = {"first": min(ids), "last": max(ids), "others": others}
+            row = self._row("purge_published", self._purging_between, view=view, **between, **values)
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
 
@@ -399,6 +410,14 @@ class OutboxTable:
         return {"returned": sql.SQL("RETURNING *"), "archived": archived(self.name, self.columns)}
 
     @cached_property
+    def _purging_one_by_one(self) -> Mapping[str, sql.Composable]:
+        return {**self._purging, "those_ids": self._render("ids_one_by_one")}
+
+    @cached_property
+    def _purging_between(self) -> Mapping[str, sql.Composable]:
+        return {**self._purging, "those_ids": self._render("ids_between")}
+
+    @cached_property
     def _mark(self) -> sql.Composed:
         return self._render("mark", partition=self._partition)
 
@@ -442,6 +461,13 @@ class OutboxTable:
 
     def _fenced(self) -> FencedError:
         return FencedError(f"{self.name}: another view has taken over shard {SHARD}")
+
+
+def _others_between(ids: Sequence[int]) -> list[int] | None:
+    """Which ids lie between the least and the greatest of these and are none of them; None when they are too many."""
+    if not ids or max(ids) - min(ids) + 1 - len(ids) > _MOST_OTHERS:
+        return None
+    return sorted(set(range(min(ids), max(ids) + 1)).difference(ids))
 
 
 def _account(flushed: Flushed | None) -> dict[str, str | int | None]:

@@ -45,7 +45,7 @@ from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
-from airflow_outbox.pages import BYTES, OutboxRow
+from airflow_outbox.pages import OutboxRow
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -163,13 +163,14 @@ class ExactlyOnceTerm(Term):
     async def _read(self) -> None:
         idle = 1
         page_records = min(self._limits.batch_records, -(-self._limits.max_in_flight_records // 3))
+        page_bytes = -(-self._limits.max_in_flight_bytes // 3)
         while not self._stopping.is_set():
             self._room_made.clear()
             records = self._limits.max_in_flight_records - self._held_records
             size = self._limits.max_in_flight_bytes - self._held_bytes
-            if self.request.paused or records < page_records or size <= 0:
+            if self.request.paused or records < page_records or (size < page_bytes and self._held_bytes):
                 await self._room_made.wait()
-            elif await self._read_page(max_records=page_records, max_bytes=size):
+            elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
                 idle = 1
             else:
                 await self._pause(idle * self._limits.poll_interval, self._stopping)
@@ -196,8 +197,8 @@ class ExactlyOnceTerm(Term):
             self._tracking.end_window(within)
         if rows:
             self._held_records += len(rows)
-            self._held_bytes += rows[-1][BYTES]
-            self._pieces.append(Piece(rows, within, page.written, ends, too_large))
+            self._pieces.append(piece := Piece(rows, within, page.written, ends, too_large))
+            self._held_bytes += piece.bytes
             self._wake.set()
         return bool(rows)
 
@@ -225,7 +226,6 @@ class ExactlyOnceTerm(Term):
 
     async def _publish_batch(self) -> None:
         batch = Batch()
-        await self._log.begin()
         self._dividing.begin()
         while (piece := await self._piece_for(batch)) is not None:
             refusals = await self._refusals(piece.rows)
@@ -258,7 +258,6 @@ class ExactlyOnceTerm(Term):
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
         batch = Batch(unparked=[row[0] for row in published])
-        await self._log.begin()
         await self._send(batch, published, parked=True)
         await self._commit(batch)
         self._parked.gone((row[1], row[2]) for row in published)

@@ -67,7 +67,7 @@ class Table(Protocol):
         """
 
     async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
-        """The next page of a window: at most `max_records`, and no more than it takes to reach `max_bytes`.
+        """The next page of a window: at most `max_records`, and at most `max_bytes` of key and value or one record.
 
         Changes nothing and asks for no fence. `transaction_ids` tells whether the rows are to carry theirs.
         """
@@ -233,9 +233,6 @@ class TransactionalLog(Protocol):
         KafkaError also when there is none.
         """
 
-    async def begin(self) -> None:
-        """Begin a transaction."""
-
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         """Which of these rows Kafka would refuse, by id, as far as can be told without sending them.
 
@@ -243,13 +240,14 @@ class TransactionalLog(Protocol):
         """
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows in the open transaction, in their order, and wait until Kafka has them; where they are.
+        """Send rows, in their order, in the transaction that is open or a new one, and wait until Kafka has them; where
+        they are.
 
         Raises RecordsRefusedError when it is the records that Kafka does not take.
         """
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger and commit the transaction; the last one's offset in the ledger."""
+        """Write records into the ledger in the same transaction, and commit it; the last one's offset in the ledger."""
 
     async def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""

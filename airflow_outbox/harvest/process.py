@@ -5,6 +5,7 @@ end.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.table import Identity, OutboxTable, connect
 
 _LOOK_INTERVAL = 0.5
+_OBJECTS_A_RECORD = 10  # a row, its lists of headers, and what is on its way to Kafka, with room to spare
 
 EndReason = Literal["drained", "time", "stopped"]
 
@@ -68,6 +70,17 @@ def log_to_stderr(level: LogLevel) -> None:
             handler.addFilter(RepeatedWarnings())
 
 
+def _collect_garbage_seldom(config: HarvestConfig) -> None:
+    """Let Python look for reference cycles only after many more objects than can be in flight have been made.
+
+    Each row is some objects that live for a moment, and none is part of a cycle; to look through them again and again
+    took longer than to read them.
+    """
+    gc.freeze()
+    _, *others = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_A_RECORD * config.limits.max_in_flight_records, *others)
+
+
 async def harvest(
     config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float
 ) -> EndReason:
@@ -77,6 +90,7 @@ async def harvest(
     Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
     """
     log_to_stderr(config.log_level)
+    _collect_garbage_seldom(config)
     complain = _complaints(events)
     _watch_tokens(config, complain)
     identity = await asyncio.to_thread(_identify, config)

@@ -83,20 +83,21 @@ class TopicBook:
                         del self._topics[name]
             return self._examine(rows, provoke)
 
-    def _examine(self, rows: Sequence[OutboxRow | MarkedRecord], provoke: Provoke) -> dict[int, Refusal]:
-        refusals: dict[int, Refusal] = {}
+    def passes(self, rows: Sequence[OutboxRow | MarkedRecord]) -> bool:
+        """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""
         plain = self._plain
         for row in rows:
             names, values = row[4], row[5]
-            if row[1] in plain and row[6] is None and len(names) == len(values):
-                if None not in names and None not in values:
-                    continue
-            elif row[1] not in self._topics:
-                self._look_up({row[1] for row in rows}, provoke)
-            refusal = self._refusal(row)
-            if refusal is not None:
-                refusals[row[0]] = refusal
-        return refusals
+            if row[1] not in plain or row[6] is not None or len(names) != len(values):
+                return False
+            if None in names or None in values:
+                return False
+        return True
+
+    def _examine(self, rows: Sequence[OutboxRow | MarkedRecord], provoke: Provoke) -> dict[int, Refusal]:
+        if unknown := {row[1] for row in rows} - self._topics.keys():
+            self._look_up(unknown, provoke)
+        return {row[0]: refusal for row in rows if (refusal := self._refusal(row)) is not None}
 
     def _refusal(self, row: OutboxRow | MarkedRecord) -> Refusal | None:
         _, name, key, value, header_names, header_values, partition = row[:7]
@@ -114,7 +115,7 @@ class TopicBook:
         return None
 
     def _look_up(self, names: set[str], provoke: Provoke) -> None:
-        unknown = sorted(names - self._topics.keys())
+        unknown = sorted(names)
         for name in [name for name in unknown if not _LEGAL.fullmatch(name) or name in (".", "..")]:
             self._topics[name] = Topic(Refusal(Cause.TOPIC_NAME, f"{name!r} is no name that Kafka allows for a topic"))
             unknown.remove(name)

@@ -136,10 +136,9 @@ class KafkaTransactionalLog:
     async def ledger(self, start: int) -> Ledger:
         return await asyncio.to_thread(LedgerReader(self._config, self._names, self._shard).read, start)
 
-    async def begin(self) -> None:
-        await self._worker.call(self._begin)
-
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
+        if self._book.passes(rows):
+            return {}
         return await self._worker.call(self._book.examine, rows, provoke=self._provoke, again=again)
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
@@ -159,6 +158,9 @@ class KafkaTransactionalLog:
             self._producer.list_topics(topic, _CALL_TIME)
 
     def _begin(self) -> None:
+        """Begin a Kafka transaction, unless one is open."""
+        if self._transaction.is_open:
+            return
         self._transaction.begins(Call.BEGIN)
         try:
             self._producer.begin_transaction()
@@ -167,6 +169,7 @@ class KafkaTransactionalLog:
         self._transaction.succeeded(Call.BEGIN)
 
     def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
+        self._begin()
         self._transaction.begins(Call.PUBLISH)
         self._extents.clear()
         produce = self._producer.produce
@@ -205,6 +208,7 @@ class KafkaTransactionalLog:
         return self._refused or error
 
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
+        self._begin()
         self._transaction.begins(Call.PUBLISH)
         for key, value in records:
             try:

@@ -46,7 +46,7 @@ WITH asked AS MATERIALIZED (
     ORDER BY number
     LIMIT %(max_records)s
 )
-SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, 0::bigint, {transaction_id}
+SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, 0, {transaction_id}
 FROM {parked} AS parked
 WHERE discarded_at IS NULL
   AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM asked)

@@ -145,50 +145,42 @@ coalesce((SELECT transaction_id::text::bigint FROM {outbox} ORDER BY transaction
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
 -- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, and how far Postgres' log was written and on disk by then. Each record tells the bytes of
--- key and value up to and with it; the page ends with the one that reaches max_bytes.
+-- record: it tells what the statement saw, and how far Postgres' log was written and on disk by then. Each record tells its size, the
+-- bytes of key and value; of one above max_size the value is left out, so that a page never holds more than max_records times max_size.
 SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'),
-       NULL, NULL, NULL, NULL, NULL, NULL::bigint, NULL::bigint
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
-    SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, bytes, {transaction_id}
+    SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
+           {partition}, size, {transaction_id}
     FROM (
-        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS bytes
-        FROM (
-            SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
-            FROM (
-                SELECT * FROM {outbox}
-                WHERE (transaction_id >= pg_snapshot_xmax(%(after)s::pg_snapshot)
-                       OR transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot))))
-                  AND transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-                OFFSET 0
-            ) AS due
-            ORDER BY id
-            LIMIT %(max_records)s
-        ) AS page
-    ) AS running
-    WHERE bytes - size < %(max_bytes)s
+        SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+        FROM {outbox}
+        WHERE (transaction_id >= pg_snapshot_xmax(%(after)s::pg_snapshot)
+               OR transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot))))
+          AND transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+        OFFSET 0
+    ) AS due
+    ORDER BY id
+    LIMIT %(max_records)s
 )
 
 -- read_on --
 -- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
 -- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
 SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'),
-       NULL, NULL, NULL, NULL, NULL, NULL::bigint, NULL::bigint
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
-    SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, bytes, {transaction_id}
+    SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
+           {partition}, size, {transaction_id}
     FROM (
-        SELECT *, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS bytes
-        FROM (
-            SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
-            FROM {outbox}
-            WHERE id > %(above)s
-              AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
-              AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
-            ORDER BY id
-            LIMIT %(max_records)s
-        ) AS page
-    ) AS running
-    WHERE bytes - size < %(max_bytes)s
+        SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+        FROM {outbox}
+        WHERE id > %(above)s
+          AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
+          AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
+    ) AS due
+    ORDER BY id
+    LIMIT %(max_records)s
 )
 
 -- lengths --
@@ -207,7 +199,7 @@ WITH fence AS MATERIALIZED (
     SELECT shard, outbox_id, incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox}
-    WHERE id = ANY(%(ids)s) AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
+    WHERE {those_ids} AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
     {returned}
 ) {archived}
 SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint, (
@@ -215,6 +207,14 @@ SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint,
     FROM fence
     WHERE %(watermark)s::text IS NOT NULL
 )
+
+-- ids_one_by_one --
+-- Part of `purge_published`: ids that lie scattered.
+id = ANY(%(ids)s)
+
+-- ids_between --
+-- Part of `purge_published`: ids that lie so close together that their range, without the few others in it, is found sooner.
+id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 
 -- flushed --
 -- How far Postgres' log is on disk.

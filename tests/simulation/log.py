@@ -70,9 +70,6 @@ class SimulatedTransactionalLog:
         topic_id, end, records = await self._link.ask("ledger", effect)
         return Ledger.read(topic_id=topic_id, end=end, records=records)
 
-    async def begin(self) -> None:
-        """Nothing goes to the broker before the first record."""
-
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         return examined(self._broker, rows)
 

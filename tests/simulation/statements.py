@@ -195,10 +195,10 @@ class Server:
         rows: list[OutboxRow] = []
         size = 0
         for row in due:
-            if len(rows) == max_records or size >= max_bytes:
-                break
             size += row.record.size
-            rows.append((*row.record, size, row.transaction_id if transaction_ids else None))
+            if len(rows) == max_records or (rows and size > max_bytes):
+                break
+            rows.append((*row.record, row.record.size, row.transaction_id if transaction_ids else None))
         written, flushed = len(self.database.log), self.database.flushed
         return Page(rows, snapshot, len(rows) == len(due), written, flushed)
 

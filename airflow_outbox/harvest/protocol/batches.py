@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter
 from uuid import UUID
 
 from airflow_outbox.fence import Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
-from airflow_outbox.pages import BYTES, OutboxRow
+from airflow_outbox.pages import OutboxRow, total_size
 from airflow_outbox.records import Snapshot
 
 _NOTHING_SEEN = Snapshot(1, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
     """Rows of one page, whether a batch may end with them, and transactions in them that are too large."""
 
@@ -25,16 +27,14 @@ class Piece:
     written: int
     ends: bool
     too_large: Mapping[int, Refusal] = field(default_factory=dict)
-    bytes_before: int = 0
 
-    @property
+    @cached_property
     def bytes(self) -> int:
-        return self.rows[-1][BYTES] - self.bytes_before
+        return total_size(self.rows)
 
     def divided(self, records: int) -> tuple[Piece, Piece]:
         """The first records, and the others."""
-        first = replace(self, rows=self.rows[:records])
-        return first, replace(self, rows=self.rows[records:], bytes_before=first.rows[-1][BYTES])
+        return replace(self, rows=self.rows[:records]), replace(self, rows=self.rows[records:])
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Batch:
 
     def add(self, rows: Sequence[OutboxRow], extents: Iterable[Extent]) -> None:
         """Rows were published."""
-        self.topics.update(row[1] for row in rows)
+        self.topics.update(map(itemgetter(1), rows))
         for extent in extents:
             place = extent.topic, extent.partition
             earlier = self.extents.get(place)

@@ -71,6 +71,10 @@ class Transaction:
     def __init__(self) -> None:
         self.state = State.UNFENCED
 
+    @property
+    def is_open(self) -> bool:
+        return self.state is State.OPEN
+
     def begins(self, call: Call) -> None:
         """A call is about to be made. Raises KafkaError for a producer that was given up."""
         needed, under_way, _ = _ALLOWED[call]

@@ -221,7 +221,6 @@ async def test_a_commit_makes_records_and_ledger_visible_together(logs: Transact
     log = await fenced(logs)
     empty = await log.ledger(0)
     assert (empty.head, empty.entries, empty.end) == (None, (), 0)
-    await log.begin()
     extents = [*await log.publish(rows(logs.topic, 1, 2)), *await log.publish(rows(logs.topic, 3))]
     assert [(extent.topic, extent.partition, extent.count) for extent in extents] == [
         (logs.topic, 0, 2),
@@ -236,7 +235,6 @@ async def test_a_commit_makes_records_and_ledger_visible_together(logs: Transact
     assert (ledger.head, ledger.head_offset, ledger.entries) == (told, offset, (first,))
     assert ledger.topic_id == empty.topic_id
     assert ledger.end > offset
-    await log.begin()
     extents = [*await log.publish(rows(logs.topic, 4))]
     assert extents[0].first > 2
     later = await log.commit([*entry(2, 4).records(), ("batch/1/0", None), head(2).record()])
@@ -247,11 +245,9 @@ async def test_a_commit_makes_records_and_ledger_visible_together(logs: Transact
 
 async def test_what_is_given_up_is_never_seen(logs: TransactionalLogsUnderTest) -> None:
     log = await fenced(logs)
-    await log.begin()
     await log.publish(rows(logs.topic, 1, 2))
     await log.close()
     successor = await fenced(logs)
-    await successor.begin()
     await successor.publish(rows(logs.topic, 3))
     await successor.commit([head(1).record()])
     assert logs.seen() == sights(3)
@@ -259,14 +255,12 @@ async def test_what_is_given_up_is_never_seen(logs: TransactionalLogsUnderTest) 
 
 async def test_a_fenced_log_commits_nothing(logs: TransactionalLogsUnderTest) -> None:
     old = await fenced(logs)
-    await old.begin()
     await old.publish(rows(logs.topic, 1))
     new = await fenced(logs)
     assert (await new.ledger(0)).head is None
     with pytest.raises(KafkaError):
         await old.commit([head(1).record()])
     assert (await new.ledger(0)).head is None
-    await new.begin()
     await new.publish(rows(logs.topic, 2))
     told = head(1)
     await new.commit([told.record()])
@@ -276,13 +270,11 @@ async def test_a_fenced_log_commits_nothing(logs: TransactionalLogsUnderTest) ->
 
 async def test_a_log_of_another_name_is_fenced_on_request(logs: TransactionalLogsUnderTest) -> None:
     old = await fenced(logs, "one")
-    await old.begin()
     await old.publish(rows(logs.topic, 1))
     new = await fenced(logs, "other")
     await new.fence(old.transactional_id)
     with pytest.raises(KafkaError):
         await old.commit([head(1).record()])
-    await new.begin()
     await new.publish(rows(logs.topic, 2))
     await new.commit([head(1).record()])
     assert logs.seen() == sights(2)
@@ -290,7 +282,6 @@ async def test_a_log_of_another_name_is_fenced_on_request(logs: TransactionalLog
 
 async def test_a_ledger_that_does_not_reach_so_far_is_of_another_history(logs: TransactionalLogsUnderTest) -> None:
     log = await fenced(logs)
-    await log.begin()
     await log.publish(rows(logs.topic, 1))
     await log.commit([head(1).record()])
     end = (await log.ledger(0)).end

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from tables_under_test import ALL, TableUnderTest, pending, record
 
-from airflow_outbox.pages import BYTES, TRANSACTION_ID, Length, Page, Reading
+from airflow_outbox.pages import SIZE, TRANSACTION_ID, Length, Page, Reading
 from airflow_outbox.records import Snapshot
 
 
@@ -78,15 +79,17 @@ async def test_the_pages_of_a_window_are_within_its_snapshot(table: TableUnderTe
     assert (ids(last), last.complete) == ([7], True)
 
 
-async def test_a_page_ends_with_the_record_that_reaches_the_bound_on_bytes(table: TableUnderTest) -> None:
+async def test_a_page_is_no_larger_than_the_bound_on_bytes_but_for_a_record_by_itself(table: TableUnderTest) -> None:
     await table.one.take_over(uuid4())
     table.commit(pending(3))
     size = pending(1)[0].size
     page = await read(table, Reading(), max_bytes=1)
     assert (ids(page), page.complete) == ([1], False)
-    page = await read(table, Reading(), max_bytes=size + 1)
+    page = await read(table, Reading(), max_bytes=2 * size + 1)
     assert (ids(page), page.complete) == ([1, 2], False)
-    assert [row[BYTES] for row in page.rows] == [size, 2 * size]
+    assert [row[SIZE] for row in page.rows] == [size, size]
+    page = await read(table, Reading(), max_bytes=3 * size)
+    assert ids(page) == [1, 2, 3]
     assert list(page.rows[0][:7]) == list(pending(1)[0])
 
 
@@ -118,6 +121,17 @@ async def test_a_purge_takes_exact_ids_as_far_as_the_snapshot_sees_them(table: T
     table.commit([record(5)])
     await table.one.purge_published(view, [1, 2, 3, 5, 77], page.snapshot)
     assert ids(await read(table, Reading())) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("step", [1, 2, 20], ids=["one run", "others between", "scattered"])
+async def test_a_purge_takes_no_other_ids_between(table: TableUnderTest, step: int) -> None:
+    view = uuid4()
+    await table.one.take_over(view)
+    table.commit([record(number) for number in range(1, 102)])
+    snapshot = (await read(table, Reading())).snapshot
+    published = [number for number in range(11, 92) if number % step == 0 and number not in (20, 40)]
+    await table.one.purge_published(view, published[::-1], snapshot)
+    assert ids(await read(table, Reading())) == sorted(set(range(1, 102)) - set(published))
 
 
 async def test_what_is_seen_is_on_disk_after_a_flush(table: TableUnderTest) -> None:
