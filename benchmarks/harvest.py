@@ -1,0 +1,119 @@
+"""How fast a full outbox gets into Kafka, beside the peers: the same rows, on the same servers, in turns.
+
+In every round each contender publishes the same backlog once, from a new database into a new topic of four partitions;
+who comes first changes from round to round. A turn's time begins when the contender begins to publish: no start-up
+counts. It ends when a consumer that reads committed can read the last record, as the broker's last stable offsets say.
+Then such a consumer reads all, and a contender that has lost, doubled or disordered records gets no figure.
+
+Where all rows have one key, those who have but one record of a key in flight publish 10,000 of them, for they take
+minutes for all.
+
+Lines of JSON: what is measured and who is not; one a turn; medians and, round by round, ratios; the targets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import verdicts
+from benchmarks.peers.bare import BareLoop
+from benchmarks.peers.contender import Contender
+from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.rows import SHAPES, Shape
+from benchmarks.peers.scene import Scene
+from benchmarks.peers.surroundings import surroundings
+from benchmarks.peers.turns import Result, measured
+
+WARM_UP_ROWS = 20_000
+FEWER_ROWS = 10_000
+PATIENCE = 60.0
+
+
+def say(text: str) -> None:
+    print(f"bench harvest: {text}", file=sys.stderr, flush=True)
+
+
+def tell(line: dict[str, Any]) -> None:
+    print(json.dumps({"benchmark": "harvest", **line}), flush=True)
+
+
+def contenders(given: argparse.Namespace) -> Iterator[Contender | tuple[str, str]]:
+    """Who is measured, and the names of those who are not, with the reasons."""
+    yield Outbox(verdicts.EXACTLY_ONCE)
+    yield Outbox(verdicts.AT_LEAST_ONCE, {"delivery": "at_least_once"})
+    if given.bare is not None:
+        yield BareLoop(verdicts.BARE_LOOP, given.bare, batch=given.bare_batch)
+    else:
+        yield verdicts.BARE_LOOP, "its script was not given (--bare PATH)"
+
+
+def rounds(
+    scene: Scene, chosen: Sequence[Contender], shapes: Sequence[Shape], *, rows: int, number: int
+) -> Iterator[Result]:
+    """All rounds' results, as they come."""
+    for each in range(1, number + 1):
+        for shape in shapes:
+            first = (each - 1) % len(chosen)
+            for contender in [*chosen[first:], *chosen[:first]]:
+                fewer = shape.keys == 1 and contender.one_at_a_time
+                turn_rows = min(rows, FEWER_ROWS) if fewer else rows
+                yield measured(scene, contender, shape, rows=turn_rows, number=each, patience=PATIENCE)
+
+
+def main() -> None:
+    given = arguments().parse_args()
+    found = list(contenders(given))
+    chosen = [contender for contender in found if isinstance(contender, Contender)]
+    shapes = [SHAPES[name] for name in given.shapes]
+    results = []
+    with Scene.started() as scene:
+        tell({"surroundings": surroundings(scene), "rows": given.rows, "rounds": given.rounds})
+        for contender in chosen:
+            tell({"contender": contender.name, "settings": contender.settings, "timed_from": contender.timed_from})
+        for missing in found:
+            if not isinstance(missing, Contender):
+                name, reason = missing
+                say(f"not measured: {name} because {reason}")
+                tell({"not_measured": name, "because": reason})
+        for contender in chosen:
+            say(f"warming up: {contender.name}")
+            measured(scene, contender, shapes[0], rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE)
+        for result in rounds(scene, chosen, shapes, rows=given.rows, number=given.rounds):
+            results.append(result)
+            tell(result.as_line())
+            speed = f"{result.figures.records_per_second:,} records/s" if result.figures else result.refused
+            say(f"round {result.round}, {result.shape}: {result.contender}: {speed}")
+    for line in verdicts.summary(results):
+        tell(line)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench harvest", description=__doc__)
+    parser.add_argument("--rows", type=int, default=200_000, help="how many a turn (default: 200000)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each contender has its turn (default: 5)")
+    parser.add_argument(
+        "--shapes",
+        type=_shapes,
+        default=list(SHAPES),
+        help="which rows, separated by commas: keys (10,000 keys), hot (one), large (values of 1 KB); default: all",
+    )
+    parser.add_argument("--bare", type=Path, metavar="PATH", help="the bare loop's script")
+    parser.add_argument("--bare-batch", type=int, default=10_000, help="its records a transaction (default: 10000)")
+    return parser
+
+
+def _shapes(text: str) -> list[str]:
+    chosen = text.split(",")
+    for name in chosen:
+        if name not in SHAPES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(SHAPES)}")
+    return chosen
+
+
+if __name__ == "__main__":
+    main()

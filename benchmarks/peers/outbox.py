@@ -1,0 +1,65 @@
+"""This project, as a user runs it: `airflow-outbox init`, then `airflow-outbox harvest` as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from benchmarks.peers.contender import Contender, Turn
+from benchmarks.peers.processes import Child, ContenderError
+from benchmarks.peers.rows import OUTBOX
+from benchmarks.peers.scene import Place
+
+COMMAND = Path(sys.executable).with_name("airflow-outbox")
+_START_SECONDS = 30.0
+
+
+class Outbox(Contender):
+    """`airflow-outbox harvest`; `settings` are added to its configuration, which has nothing else but the servers."""
+
+    layout = OUTBOX
+    timed_from = "its event `view`: it leads, and takes over what earlier leaders left"
+
+    @property
+    def one_at_a_time(self) -> bool:
+        return self.settings.get("delivery") == "at_least_once"
+
+    @contextmanager
+    def turn(self, place: Place) -> Iterator[Turn]:
+        file = place.folder / "outbox.yaml"
+        servers = {"data_source": place.dsn, "kafka": {"bootstrap.servers": place.bootstrap}}
+        file.write_text(yaml.safe_dump({**servers, **self.settings}))
+        made = subprocess.run([COMMAND, "init", "-f", file], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if made.returncode != 0:
+            raise ContenderError(f"airflow-outbox init: {made.stderr.strip()}")
+        turn = _OutboxTurn(file, place)
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+
+class _OutboxTurn(Turn):
+    def __init__(self, file: Path, place: Place) -> None:
+        self._file = file
+        self._place = place
+        self._child: Child | None = None
+        self._begun = 0.0
+
+    def begin(self) -> Child:
+        log = self._place.folder / "harvest.log"
+        self._child = Child([COMMAND, "harvest", "-f", self._file], log=log)
+        self._begun, _ = self._child.wait_for('"event": "view"', within=_START_SECONDS)
+        return self._child
+
+    def begun(self) -> float:
+        return self._begun
+
+    def end(self) -> None:
+        if self._child is not None:
+            self._child.end()

@@ -1,0 +1,85 @@
+"""The servers of a benchmark, and a place on them for each turn: a database and a topic that nobody has used."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psycopg
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from airflow_outbox.demo.jars import kafka_jars
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+
+ROOT = Path(__file__).resolve().parents[2]
+JARS = ROOT / ".dev" / "jars"
+PARTITIONS = 4
+KAFKA_HEAP = "1g"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a turn happens."""
+
+    dsn: str
+    bootstrap: str
+    topic: str
+    folder: Path
+    """For configuration and logs."""
+
+
+class Scene:
+    """Postgres with default settings but `wal_level=logical`, which Debezium needs, and Kafka; both on 127.0.0.1."""
+
+    def __init__(self, folder: Path, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> None:
+        self.folder = folder
+        self.postgres = postgres
+        self.kafka = kafka
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 3})
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    @contextmanager
+    def started(cls, settings: Mapping[str, str] | None = None) -> Iterator[Self]:
+        """New servers, which go with their data on exit. `settings` are Postgres's."""
+        with ExitStack() as stack:
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="airflow-outbox-bench-", dir="/var/tmp"))
+            )
+            folder.chmod(0o755)
+            settings = {"wal_level": "logical", **(settings or {})}
+            postgres = stack.enter_context(EmbeddedPostgres(folder / "postgres", settings=settings))
+            kafka = EmbeddedKafka(folder / "kafka", classpath=kafka_jars(JARS), heap=KAFKA_HEAP)
+            yield cls(folder, postgres, stack.enter_context(kafka))
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """An empty database and an empty topic. On exit both go, and what else was made in Kafka meanwhile."""
+        name = f"turn_{next(self._numbers)}"
+        known = self._topics()
+        folder = self.folder / name
+        folder.mkdir()
+        dsn = self.postgres.create_database(name)
+        try:
+            self._admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
+            yield Place(dsn, self.kafka.bootstrap, name, folder)
+        finally:
+            self._drop_slots(name)
+            self.postgres.drop_database(name)
+            for gone in self._admin.delete_topics(sorted(self._topics() - known)).values():
+                gone.result(30)
+
+    def _topics(self) -> set[str]:
+        return {topic for topic in self._admin.list_topics(timeout=30).topics if not topic.startswith("__")}
+
+    def _drop_slots(self, database: str) -> None:
+        with psycopg.connect(self.postgres.dsn(), autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (database,)
+            )

@@ -1,0 +1,114 @@
+"""When consumers that read committed could see all of a topic, and whether all of it is right: nobody's own word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from airflow_outbox.errors import OutboxError
+from benchmarks.peers.count import Found
+from benchmarks.peers.scene import PARTITIONS, ROOT, Place
+
+Changes = Sequence[tuple[float, Sequence[int]]]
+"""The last stable offsets, a partition each, and the moments (`time.monotonic()`) at which they were first seen so."""
+
+
+class RefusedError(OutboxError):
+    """A turn gets no figure: records were lost, doubled or put out of order, or it never came to an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The moments, by `time.monotonic()`, at which the first record and then every record could be read."""
+
+    first: float
+    all: float
+
+
+class Sightings:
+    """Watches a topic from now on; as a context manager, for it has a process."""
+
+    def __init__(self, place: Place, *, rows: int, patience: float) -> None:
+        """`patience` is for how many seconds nothing may change before it counts as the end."""
+        self._place = place
+        self._rows = rows
+        command = [place.bootstrap, place.topic, f"--partitions={PARTITIONS}", f"--records={rows}"]
+        self._watch = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.peers.watch", *command, f"--patience={patience}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        self._read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watch.stdin is not None
+        assert self._watch.stdout is not None
+        self._watch.stdin.close()
+        self._watch.wait()
+        self._watch.stdout.close()
+
+    def wait(self) -> Seen:
+        """Wait until all rows can be read. Raises RefusedError when they never can, or not as they should."""
+        while True:
+            told = self._read()
+            found = self.count()
+            if not found.lost or told["state"] == "stalled":
+                break
+        self._require_right(found)
+        return Seen(
+            first=first_beyond(told["changes"], [0] * PARTITIONS, together=False),
+            all=first_beyond(told["changes"], [last + 1 for last in found.last_offsets], together=True),
+        )
+
+    def judge(self) -> None:
+        """Once the contender has ended: hold all it has done against the rows. Raises RefusedError."""
+        self._require_right(self.count())
+
+    def _require_right(self, found: Found) -> None:
+        if found.fault:
+            raise RefusedError(f"of {self._rows} rows: {found.fault}")
+
+    def count(self) -> Found:
+        """Read the topic."""
+        command = [self._place.bootstrap, self._place.topic, f"--partitions={PARTITIONS}", f"--rows={self._rows}"]
+        counted = subprocess.run(
+            [sys.executable, "-m", "benchmarks.peers.count", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            check=True,
+            cwd=ROOT,
+        )
+        return Found(**json.loads(counted.stdout))
+
+    @property
+    def pid(self) -> int:
+        """The process that watches."""
+        return self._watch.pid
+
+    def _read(self) -> Any:
+        assert self._watch.stdout is not None
+        line = self._watch.stdout.readline()
+        if not line:
+            raise RefusedError("the watch over the topic has ended: its own words say why")
+        return json.loads(line)
+
+
+def first_beyond(changes: Changes, ends: Sequence[int], *, together: bool) -> float:
+    """The first moment at which all partitions (`together`), or any, could be read to these ends; any: beyond them."""
+    for moment, offsets in changes:
+        pairs = zip(offsets, ends, strict=True)
+        if all(have >= end for have, end in pairs) if together else any(have > end for have, end in pairs):
+            return moment
+    raise RefusedError("the offsets went back while the topic was watched")

@@ -1,0 +1,92 @@
+"""One turn of a contender over a backlog: loaded, published, judged, measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.peers.contender import Contender
+from benchmarks.peers.processes import ContenderError
+from benchmarks.peers.rows import Shape
+from benchmarks.peers.scene import Scene
+from benchmarks.peers.sightings import RefusedError, Seen, Sightings
+from benchmarks.peers.usage import Usage
+
+_CALM_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a turn has come to. Times are in seconds, processor time in seconds of one core."""
+
+    seconds: float
+    """From when the contender began to publish until consumers that read committed could read the last record."""
+    records_per_second: int
+    first_seconds: float
+    """Until they could read the first."""
+    cpu_seconds: float
+    postgres_cpu_seconds: float
+    kafka_cpu_seconds: float
+    peak_mb: float
+    """The contender's memory, resident, in 10^6 bytes."""
+    others_cores: float
+    """What the rest of the machine has kept busy meanwhile: of a calm machine, next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A turn, with its figures or with why it gets none."""
+
+    contender: str
+    shape: str
+    round: int
+    records: int
+    figures: Figures | None = None
+    refused: str | None = None
+
+    def as_line(self) -> dict[str, Any]:
+        line: dict[str, Any] = {name: getattr(self, name) for name in ("contender", "shape", "round", "records")}
+        return line | (asdict(self.figures) if self.figures else {"refused": self.refused})
+
+
+def measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, number: int, patience: float) -> Result:
+    """Let a contender publish a backlog. `number` is the round's; see `Sightings` for `patience`."""
+    try:
+        figures = _measured(scene, contender, shape, rows=rows, patience=patience)
+    except (ContenderError, RefusedError) as error:
+        return Result(contender.name, shape.name, number, rows, refused=str(error))
+    return Result(contender.name, shape.name, number, rows, figures)
+
+
+def _measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, patience: float) -> Figures:
+    with scene.place() as place, Usage() as usage, Sightings(place, rows=rows, patience=patience) as sightings:
+        usage.watch("postgres", scene.postgres.pid, with_family=True)
+        usage.watch("kafka", scene.kafka.pid)
+        usage.watch("bench", os.getpid())
+        usage.watch("sightings", sightings.pid)
+        with contender.turn(place) as turn:
+            contender.layout.load(place.dsn, shape, place.topic, rows)
+            time.sleep(_CALM_SECONDS)
+            child = turn.begin()
+            usage.watch("contender", child.pid, with_family=True)
+            seen = sightings.wait()
+            figures = _figures(usage, turn.begun(), seen, rows)
+        sightings.judge()
+        return figures
+
+
+def _figures(usage: Usage, begun: float, seen: Seen, rows: int) -> Figures:
+    seconds = seen.all - begun
+    used = {name: usage.cpu_seconds(name, begun, seen.all) for name in ("contender", "postgres", "kafka")}
+    return Figures(
+        seconds=round(seconds, 3),
+        records_per_second=round(rows / seconds),
+        first_seconds=round(seen.first - begun, 3),
+        cpu_seconds=round(used["contender"], 2),
+        postgres_cpu_seconds=round(used["postgres"], 2),
+        kafka_cpu_seconds=round(used["kafka"], 2),
+        peak_mb=round(usage.peak_mb("contender")),
+        others_cores=round(usage.others_cores(begun, seen.all), 2),
+    )

@@ -1,0 +1,117 @@
+"""The comparison with the peers counts what consumers see, and whoever publishes wrongly gets no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.postgres import EmbeddedPostgres
+from benchmarks.peers.contender import Turn
+from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.processes import Child
+from benchmarks.peers.rows import SHAPES
+from benchmarks.peers.scene import Place, Scene
+from benchmarks.peers.turns import Figures, Result, measured
+from benchmarks.peers.verdicts import AT_LEAST_ONCE, EXACTLY_ONCE, summary
+
+ROWS = 2000
+AGAIN = """
+INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
+SELECT kafka_topic, kafka_key, kafka_value FROM outbox WHERE id = 17
+"""
+EXCHANGE = """
+UPDATE outbox SET kafka_value = other.kafka_value FROM outbox AS other
+WHERE (outbox.id, other.id) IN ((17, 18), (18, 17))
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Scene:
+    return Scene(tmp_path, postgres, kafka)
+
+
+@pytest.mark.parametrize("settings", [{}, {"delivery": "at_least_once"}], ids=["exactly_once", "at_least_once"])
+def test_a_turn_has_figures(scene: Scene, settings: dict[str, object]) -> None:
+    result = measured(scene, Outbox("ours", settings), SHAPES["keys"], rows=ROWS, number=1, patience=20)
+    assert result.refused is None
+    assert result.figures is not None
+    assert 0 < result.figures.first_seconds <= result.figures.seconds < 20
+    assert result.figures.records_per_second == pytest.approx(ROWS / result.figures.seconds, rel=0.01)
+    assert result.figures.cpu_seconds > 0
+    assert 20 < result.figures.peak_mb < 400
+
+
+@pytest.mark.parametrize(
+    ("meddling", "fault"),
+    [
+        ("DELETE FROM outbox WHERE id = 17", "1 lost"),
+        (AGAIN, "1 doubled"),
+        (EXCHANGE, "1 disordered"),
+    ],
+)
+def test_who_publishes_wrongly_gets_no_figure(scene: Scene, meddling: str, fault: str) -> None:
+    contender = Meddling("meddling", meddling)
+    result = measured(scene, contender, SHAPES["hot"], rows=100, number=1, patience=3)
+    assert result.figures is None
+    assert result.refused == f"of 100 rows: {fault}"
+    assert result.as_line()["refused"] == result.refused
+
+
+class Meddling(Outbox):
+    """This project over a table in which something is not what it was."""
+
+    def __init__(self, name: str, meddling: str) -> None:
+        super().__init__(name)
+        self._meddling = meddling
+
+    @contextmanager
+    def turn(self, place: Place) -> Iterator[Turn]:
+        with super().turn(place) as turn:
+            yield _MeddlingTurn(turn, place.dsn, self._meddling)
+
+
+class _MeddlingTurn(Turn):
+    def __init__(self, turn: Turn, dsn: str, meddling: str) -> None:
+        self._turn = turn
+        self._dsn = dsn
+        self._meddling = meddling
+
+    def begin(self) -> Child:
+        with psycopg.connect(self._dsn) as connection:
+            assert connection.execute(self._meddling.encode()).rowcount > 0
+        return self._turn.begin()
+
+    def begun(self) -> float:
+        return self._turn.begun()
+
+
+def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
+    def result(contender: str, number: int, seconds: float) -> Result:
+        figures = Figures(
+            seconds=seconds,
+            records_per_second=0,
+            first_seconds=0.0,
+            cpu_seconds=0.0,
+            postgres_cpu_seconds=0.0,
+            kafka_cpu_seconds=0.0,
+            peak_mb=100 * seconds,
+            others_cores=0.0,
+        )
+        return Result(contender, "keys", number, 1000, figures)
+
+    results = [result(EXACTLY_ONCE, number, seconds) for number, seconds in ((1, 1.0), (2, 1.5), (3, 1.0))]
+    results += [result("bare loop", number, seconds) for number, seconds in ((1, 0.9), (2, 1.5), (3, 0.5))]
+    results += [result("goharvest", 1, 20.0), Result(AT_LEAST_ONCE, "keys", 1, 1000, refused="of 1000 rows: 1 lost")]
+    lines = list(summary(results))
+    ratio = next(line for line in lines if line["summary"] == "ratio" and line["over"] == "bare loop")
+    assert (ratio["median"], ratio["lowest"], ratio["highest"]) == (0.9, 0.5, 1.0)
+    targets = {line["target"]: (line["measured"], line["met"]) for line in lines if line["summary"] == "target"}
+    assert targets["exactly once (keys): at least 0.8 of bare loop (keys)"] == (0.9, True)
+    assert targets["exactly once (keys): at least 40 of goharvest (keys)"] == (20.0, False)
+    assert targets["at least once (keys): at least 10 of goharvest (keys)"] == (None, None)
+    assert targets["exactly once: memory under 200 MB"] == (150.0, True)
