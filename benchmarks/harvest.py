@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import verdicts
-from benchmarks.peers.bare import BareLoop
+from benchmarks.peers.chosen import Absent, add_options, for_a_backlog
 from benchmarks.peers.contender import Contender
-from benchmarks.peers.outbox import Outbox
 from benchmarks.peers.rows import SHAPES, Shape
 from benchmarks.peers.scene import Scene
 from benchmarks.peers.surroundings import surroundings
@@ -42,16 +41,6 @@ def tell(line: dict[str, Any]) -> None:
     print(json.dumps({"benchmark": "harvest", **line}), flush=True)
 
 
-def contenders(given: argparse.Namespace) -> Iterator[Contender | tuple[str, str]]:
-    """Who is measured, and the names of those who are not, with the reasons."""
-    yield Outbox(verdicts.EXACTLY_ONCE)
-    yield Outbox(verdicts.AT_LEAST_ONCE, {"delivery": "at_least_once"})
-    if given.bare is not None:
-        yield BareLoop(verdicts.BARE_LOOP, given.bare, batch=given.bare_batch)
-    else:
-        yield verdicts.BARE_LOOP, "its script was not given (--bare PATH)"
-
-
 def rounds(
     scene: Scene, chosen: Sequence[Contender], shapes: Sequence[Shape], *, rows: int, number: int
 ) -> Iterator[Result]:
@@ -67,7 +56,7 @@ def rounds(
 
 def main() -> None:
     given = arguments().parse_args()
-    found = list(contenders(given))
+    found = list(for_a_backlog(given))
     chosen = [contender for contender in found if isinstance(contender, Contender)]
     shapes = [SHAPES[name] for name in given.shapes]
     results = []
@@ -76,10 +65,9 @@ def main() -> None:
         for contender in chosen:
             tell({"contender": contender.name, "settings": contender.settings, "timed_from": contender.timed_from})
         for missing in found:
-            if not isinstance(missing, Contender):
-                name, reason = missing
-                say(f"not measured: {name} because {reason}")
-                tell({"not_measured": name, "because": reason})
+            if isinstance(missing, Absent):
+                say(f"not measured: {missing.name} because {missing.reason}")
+                tell({"not_measured": missing.name, "because": missing.reason})
         for contender in chosen:
             say(f"warming up: {contender.name}")
             measured(scene, contender, shapes[0], rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE)
@@ -104,6 +92,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bare", type=Path, metavar="PATH", help="the bare loop's script")
     parser.add_argument("--bare-batch", type=int, default=10_000, help="its records a transaction (default: 10000)")
+    add_options(parser)
     return parser
 
 

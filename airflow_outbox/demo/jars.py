@@ -1,4 +1,4 @@
-"""Kafka's jars, fetched once by the package resolver that Spark brings along."""
+"""Kafka's jars, and others, fetched once by the package resolver that Spark brings along."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
@@ -28,31 +29,41 @@ SparkSession.builder.master("local[1]").config(map=settings).getOrCreate().stop(
 
 
 class JarsMissingError(OutboxError):
-    """Kafka's jars could not be fetched. Check the network and try again: what has arrived is kept."""
+    """Jars could not be fetched. Check the network and try again: what has arrived is kept."""
 
 
 def kafka_jars(cache: Path) -> str:
     """The class path of Kafka's broker and tools; fetched into `cache` if they are not there (about 20 s).
 
-    A fetch that was interrupted is taken up again. Processes that ask at the same time wait for one another.
+    Raises `JavaMissingError`, or `JarsMissingError` with what the resolver said.
+    """
+    complete = fetched_jars(cache, f"kafka-{KAFKA_VERSION}", _PACKAGES, needed=_NEEDED)
+    return os.pathsep.join([f"{complete}/*", str(_spark_jar("scala-library"))])
+
+
+def fetched_jars(cache: Path, name: str, packages: Sequence[str], *, needed: Sequence[str]) -> Path:
+    """The folder `name` in `cache` with the jars of packages (`group:artifact:version`) and of all that they depend on.
+
+    It is made when it is not there; `needed` are the artifacts without which it counts as not made. A fetch that was
+    interrupted is taken up again. Processes that ask at the same time wait for one another.
 
     Raises `JavaMissingError`, or `JarsMissingError` with what the resolver said.
     """
-    complete = cache.resolve() / f"kafka-{KAFKA_VERSION}"
+    complete = cache.resolve() / name
     if not complete.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not complete.exists():
-                _fetch(cache.resolve() / "ivy", complete)
-    return os.pathsep.join([f"{complete}/*", str(_spark_jar("scala-library"))])
+                _fetch(cache.resolve() / "ivy", complete, packages, needed)
+    return complete
 
 
-def _fetch(ivy: Path, complete: Path) -> None:
+def _fetch(ivy: Path, complete: Path, packages: Sequence[str], needed: Sequence[str]) -> None:
     """The folder gets its name only when all jars are in it, so the name says that it is complete."""
     # A process of its own, so that its Java ends with it.
     resolution = subprocess.run(
-        [sys.executable, "-c", _RESOLVE, ",".join(_PACKAGES), str(ivy)],
+        [sys.executable, "-c", _RESOLVE, ",".join(packages), str(ivy)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -62,7 +73,7 @@ def _fetch(ivy: Path, complete: Path) -> None:
         env={**os.environ, "JAVA_HOME": str(java_home(find_java())), "SPARK_LOCAL_IP": "127.0.0.1"},
     )
     jars = ivy / "jars"
-    if resolution.returncode != 0 or any(not list(jars.glob(f"*_{name}-*.jar")) for name in _NEEDED):
+    if resolution.returncode != 0 or any(not list(jars.glob(f"*_{name}-*.jar")) for name in needed):
         raise JarsMissingError(f"{JarsMissingError.__doc__} The resolver said:\n{resolution.stdout.strip()[-4000:]}")
     jars.rename(complete)
 

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import yaml
+from psycopg.conninfo import make_conninfo
+
+from benchmarks.peers.contender import Contender, Turn
+from benchmarks.peers.processes import Child
+from benchmarks.peers.rows import OUTBOX
+from benchmarks.peers.scene import Place
+
 TABLE = """
 CREATE TABLE outbox (
     id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,
@@ -9,3 +22,61 @@ CREATE TABLE outbox (
     kafka_header_values TEXT[] NOT NULL, leader_id UUID
 )
 """
+BEST_LIMITS = {"markQueryRecords": 1000, "maxInFlightRecords": 10_000}
+"""What a sweep over its limits has found to publish a backlog fastest."""
+_ELECTION_SECONDS = 60.0
+
+
+class Goharvest(Contender):
+    """`REAPER -f FILE`; `settings` are its limits, which it has otherwise of its own."""
+
+    layout = OUTBOX
+    timed_from = "its line 'Elected as leader'"
+    one_at_a_time = True
+
+    def __init__(self, name: str, reaper: Path, limits: Mapping[str, object] | None = None) -> None:
+        super().__init__(name, limits)
+        self._reaper = reaper.resolve()
+
+    @contextmanager
+    def turn(self, place: Place) -> Iterator[Turn]:
+        with psycopg.connect(place.dsn, autocommit=True) as connection:
+            connection.execute(TABLE)
+        leader_topic = f"{place.topic}-leader"  # which it doesn't make
+        place.make_topic(leader_topic)
+        harvest = {
+            "baseKafkaConfig": {"bootstrap.servers": place.bootstrap},
+            "leaderTopic": leader_topic,
+            "leaderGroupID": leader_topic,
+            "dataSource": make_conninfo(place.dsn, sslmode="disable"),
+            "outboxTable": "outbox",
+            "limits": self.settings,
+        }
+        file = place.folder / "reaper.yaml"
+        file.write_text(yaml.safe_dump({"harvest": harvest, "logging": {"level": "Info"}}))
+        turn = _GoharvestTurn(self._reaper, file, place)
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+
+class _GoharvestTurn(Turn):
+    def __init__(self, reaper: Path, file: Path, place: Place) -> None:
+        self._reaper = reaper
+        self._file = file
+        self._place = place
+        self._child: Child | None = None
+        self._begun = 0.0
+
+    def begin(self) -> Child:
+        self._child = Child([self._reaper, "-f", self._file], log=self._place.folder / "goharvest.log")
+        self._begun, _ = self._child.wait_for("Elected as leader", within=_ELECTION_SECONDS)
+        return self._child
+
+    def begun(self) -> float:
+        return self._begun
+
+    def end(self) -> None:
+        if self._child is not None:
+            self._child.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,16 +12,19 @@ from pathlib import Path
 from typing import Self
 
 import psycopg
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from airflow_outbox.demo.jars import kafka_jars
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.process import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 JARS = ROOT / ".dev" / "jars"
 PARTITIONS = 4
 KAFKA_HEAP = "1g"
+_LEADER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,17 @@ class Place:
     folder: Path
     """For configuration and logs."""
 
+    def make_topic(self, name: str, *, partitions: int = 1) -> None:
+        """Make a topic of the turn's own, and wait until its partitions have leaders. Raises ServerError."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        asked = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        deadline = time.monotonic() + _LEADER_SECONDS
+        while any(found.exception() for found in admin.list_offsets(asked, request_timeout=30).values()):
+            if time.monotonic() > deadline:
+                raise ServerError(f"the topic {name} has no leaders")
+            time.sleep(0.05)
+
 
 class Scene:
     """Postgres with default settings but `wal_level=logical`, which Debezium needs, and Kafka; both on 127.0.0.1."""
@@ -41,7 +56,7 @@ class Scene:
         self.folder = folder
         self.postgres = postgres
         self.kafka = kafka
-        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 3})
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         self._numbers = itertools.count(1)
 
     @classmethod
@@ -67,8 +82,9 @@ class Scene:
         folder.mkdir()
         dsn = self.postgres.create_database(name)
         try:
-            self._admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
-            yield Place(dsn, self.kafka.bootstrap, name, folder)
+            place = Place(dsn, self.kafka.bootstrap, name, folder)
+            place.make_topic(name, partitions=PARTITIONS)
+            yield place
         finally:
             self._drop_slots(name)
             self.postgres.drop_database(name)
@@ -80,6 +96,10 @@ class Scene:
 
     def _drop_slots(self, database: str) -> None:
         with psycopg.connect(self.postgres.dsn(), autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE database = %s",
+                (database,),
+            )
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (database,)
             )

@@ -61,19 +61,20 @@ def measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, num
 
 
 def _measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, patience: float) -> Figures:
-    with scene.place() as place, Usage() as usage, Sightings(place, rows=rows, patience=patience) as sightings:
+    with scene.place() as place, Usage() as usage:
         usage.watch("postgres", scene.postgres.pid, with_family=True)
         usage.watch("kafka", scene.kafka.pid)
         usage.watch("bench", os.getpid())
-        usage.watch("sightings", sightings.pid)
         with contender.turn(place) as turn:
             contender.layout.load(place.dsn, shape, place.topic, rows)
-            time.sleep(_CALM_SECONDS)
-            child = turn.begin()
-            usage.watch("contender", child.pid, with_family=True)
-            seen = sightings.wait()
+            with Sightings(place, rows=rows, patience=patience) as sightings:
+                usage.watch("sightings", sightings.pid)
+                time.sleep(_CALM_SECONDS)
+                child = turn.begin()
+                usage.watch("contender", child.pid, with_family=True)
+                seen = sightings.wait()
             figures = _figures(usage, turn.begun(), seen, rows)
-        sightings.judge()
+        sightings.judge()  # all that it has done until it ended
         return figures
 
 

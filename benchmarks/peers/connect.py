@@ -1,0 +1,111 @@
+"""Kafka Connect, standalone, with Debezium's Postgres connector: its jars, its process, and what it is told by HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_outbox.demo.jars import KAFKA_VERSION, fetched_jars
+from airflow_outbox.demo.java import find_java
+from airflow_outbox.demo.loopback import LOOPBACK, free_port
+from benchmarks.peers.processes import Child, ContenderError
+from benchmarks.peers.scene import JARS, Place
+
+DEBEZIUM_VERSION = "3.7.0.Final"
+_CONNECTOR = (
+    f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}",
+    "com.fasterxml.jackson.core:jackson-annotations:2.21",  # which its jackson-databind asks for without saying so
+)
+_CONNECT = (
+    f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
+    f"org.apache.kafka:connect-json:{KAFKA_VERSION}",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
+)
+_LOG_SETTINGS = """\
+rootLogger.level = info
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %-5p %m (%c{1})%n
+"""
+_HEAP = ("-Xms256m", "-Xmx2g")  # as Kafka's own script starts it
+_START_SECONDS = 90.0
+_CONNECTOR_NAME = "outbox"
+_STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
+
+
+def fetch() -> None:
+    """Fetch its jars where they are not there (about a minute). Raises JarsMissingError, JavaMissingError."""
+    _jars()
+
+
+def _jars() -> tuple[Path, Path]:
+    """The folders of Connect's jars and of the connector's, a plugin."""
+    connect = fetched_jars(JARS, f"connect-{KAFKA_VERSION}", _CONNECT, needed=["connect-runtime", "connect-json"])
+    name = f"debezium-{DEBEZIUM_VERSION}"
+    return connect, fetched_jars(
+        JARS, name, _CONNECTOR, needed=["debezium-connector-postgres", "debezium-connect-plugins"]
+    )
+
+
+class Connect:
+    """A worker that runs, with at most one connector."""
+
+    def __init__(self, place: Place) -> None:
+        """Raises ContenderError when it does not come up."""
+        connect, plugin = _jars()
+        plugins = place.folder / "plugins"  # a folder of folders
+        plugins.mkdir()
+        (plugins / "debezium").symlink_to(plugin)
+        self._port = free_port()
+        worker = {
+            "bootstrap.servers": place.bootstrap,
+            "key.converter": _STRING_CONVERTER,
+            "value.converter": _STRING_CONVERTER,
+            "offset.storage.file.filename": str(place.folder / "connect.offsets"),
+            "listeners": f"http://{LOOPBACK}:{self._port}",
+            "plugin.path": str(plugins),
+        }
+        settings, logging = place.folder / "connect.properties", place.folder / "log4j2.properties"
+        settings.write_text("".join(f"{name}={value}\n" for name, value in worker.items()))
+        logging.write_text(_LOG_SETTINGS)
+        java = [str(find_java()), *_HEAP, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", f"{connect}/*"]
+        main = "org.apache.kafka.connect.cli.ConnectStandalone"
+        self.child = Child([*java, main, str(settings)], log=place.folder / "connect.log")
+        self.child.wait_for("Kafka Connect started", within=_START_SECONDS)
+
+    def run(self, settings: Mapping[str, object]) -> None:
+        """Start a connector."""
+        self._ask("PUT", "config", settings)
+
+    def stop(self) -> None:
+        """Stop the connector and wait until it has ended; it keeps its place."""
+        self._ask("PUT", "stop")
+        deadline = time.monotonic() + _START_SECONDS
+        while self._ask("GET", "status")["connector"]["state"] != "STOPPED":
+            if time.monotonic() > deadline:
+                raise ContenderError("the connector did not stop")
+            time.sleep(0.1)
+
+    def resume(self) -> None:
+        """Let a stopped connector go on."""
+        self._ask("PUT", "resume")
+
+    def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"http://{LOOPBACK}:{self._port}/connectors/{_CONNECTOR_NAME}/{path}",
+            method=method,
+            data=None if body is None else json.dumps({name: str(value) for name, value in body.items()}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_START_SECONDS) as answer:
+                return json.loads(answer.read() or "null")
+        except urllib.error.HTTPError as error:
+            raise ContenderError(f"Kafka Connect refuses {method} {path}: {error.read().decode()}") from error

@@ -1,0 +1,115 @@
+"""Debezium's Postgres connector with the outbox router, in Kafka Connect standalone, over its own table.
+
+It reads the log of Postgres and never deletes its rows. A turn starts it and lets it publish some rows of another
+topic, so that it has a slot and knows its place in the log; then the connector is stopped, and goes on when the backlog
+is loaded. By then its Java process is warm.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from psycopg.conninfo import conninfo_to_dict
+
+from benchmarks.peers.connect import Connect
+from benchmarks.peers.contender import Contender, Turn
+from benchmarks.peers.processes import Child, ContenderError
+from benchmarks.peers.rows import OUTBOX_EVENT, SHAPES
+from benchmarks.peers.scene import Place
+
+TABLE = """
+CREATE TABLE outboxevent (
+    id UUID PRIMARY KEY, aggregatetype VARCHAR(255) NOT NULL, aggregateid VARCHAR(255) NOT NULL,
+    type VARCHAR(255) NOT NULL, payload TEXT
+)
+"""
+TUNED = {
+    "max.batch.size": 20480,
+    "max.queue.size": 81920,
+    "poll.interval.ms": 50,
+    "producer.override.compression.type": "lz4",
+    "producer.override.linger.ms": 5,
+    "producer.override.batch.size": 262144,
+}
+"""What makes it publish a backlog faster."""
+SOON = {"poll.interval.ms": 10}
+"""What makes it publish a record sooner."""
+_WARM_UP_ROWS = 2000
+_WARM_UP_SECONDS = 60.0
+_STREAMING = "Starting streaming"
+
+
+class Debezium(Contender):
+    """`settings` are the connector's, beside those that it can't do without."""
+
+    layout = OUTBOX_EVENT
+    timed_from = f"its line '{_STREAMING}'"
+
+    @contextmanager
+    def turn(self, place: Place) -> Iterator[Turn]:
+        warm_up_topic = f"{place.topic}-warm-up"
+        place.make_topic(warm_up_topic)
+        connect = Connect(place)
+        try:
+            with psycopg.connect(place.dsn, autocommit=True) as connection:
+                connection.execute(TABLE)
+                connect.run({**_connector(place), **self.settings})
+                connect.child.wait_for(_STREAMING, within=_WARM_UP_SECONDS)
+                OUTBOX_EVENT.write(connection, SHAPES["keys"], warm_up_topic, range(_WARM_UP_ROWS))
+                _wait_until_published(place.bootstrap, warm_up_topic)
+                connect.stop()
+                connection.execute("TRUNCATE outboxevent")
+            yield _DebeziumTurn(connect)
+        finally:
+            connect.child.end()
+
+
+def _connector(place: Place) -> dict[str, object]:
+    server = conninfo_to_dict(place.dsn)
+    return {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "tasks.max": 1,
+        "database.hostname": server["host"],
+        "database.port": server["port"],
+        "database.user": server["user"],
+        "database.dbname": server["dbname"],
+        "topic.prefix": f"{place.topic}-debezium",
+        "plugin.name": "pgoutput",
+        "slot.name": place.topic,
+        "publication.name": place.topic,
+        "publication.autocreate.mode": "filtered",
+        "table.include.list": "public.outboxevent",
+        "snapshot.mode": "no_data",
+        "transforms": "outbox",
+        "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
+        "transforms.outbox.route.topic.replacement": "${routedByValue}",
+    }
+
+
+def _wait_until_published(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    partition, deadline = TopicPartition(topic, 0), time.monotonic() + _WARM_UP_SECONDS
+    while admin.list_offsets({partition: OffsetSpec.latest()})[partition].result().offset < _WARM_UP_ROWS:
+        if time.monotonic() > deadline:
+            raise ContenderError(f"Debezium has not published {_WARM_UP_ROWS} rows within {_WARM_UP_SECONDS:g} s")
+        time.sleep(0.1)
+
+
+class _DebeziumTurn(Turn):
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._begun = 0.0
+
+    def begin(self) -> Child:
+        asked = time.monotonic()
+        self._connect.resume()
+        self._begun, _ = self._connect.child.wait_for(_STREAMING, within=_WARM_UP_SECONDS, after=asked)
+        return self._connect.child
+
+    def begun(self) -> float:
+        return self._begun
