@@ -65,7 +65,11 @@ class Stage:
         file = self.folder / "outbox.yaml"
         file.write_text(yaml.safe_dump(self.outbox.settings))
         done = subprocess.run(
-            [*COMMAND, name, "-f", str(file), *options], capture_output=True, text=True, check=False, timeout=60
+            [*COMMAND, *name.split(), "-f", str(file), *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

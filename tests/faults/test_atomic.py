@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
-from faults.atomic import InterleavedLoad, read_batches, torn
-from faults.histories import Stage, errors_of
+from faults.atomic import InterleavedLoad, Place, read_batches, torn
+from faults.histories import Stage, told
 from harvesting import make_outbox, wait_until
 
-from airflow_outbox import OutboxRecord, stash
+from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 
@@ -71,20 +72,49 @@ def test_also_when_leaders_are_killed(stage: Stage) -> None:
     assert not judge(stage, load)
 
 
-def test_one_that_is_too_large_is_held_and_named(stage: Stage) -> None:
-    stage.outbox.settings["limits"]["max_transaction_records"] = 100
+def write(stage: Stage, transaction: int, *keys: str) -> Ticket:
+    """A source transaction with a record for each of these keys."""
+    records = [
+        OutboxRecord(stage.outbox.topic, key, json.dumps([transaction, number, len(keys)]))
+        for number, key in enumerate(keys)
+    ]
     with psycopg.connect(stage.outbox.database) as connection:
-        ticket = stash(
-            connection,
-            [OutboxRecord(stage.outbox.topic, str(number), json.dumps([0, number, 150])) for number in range(150)],
-        )
+        return stash(connection, records)
+
+
+def visible(stage: Stage) -> Counter[int]:
+    """How many records of each source transaction consumers see."""
+    return Counter(Place.of(message).transaction for message in stage.outbox.committed())
+
+
+def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage) -> None:
+    """So is a later one that touches a key of it; others go on. With a higher limit both go out, each whole."""
+    stage.outbox.settings["limits"]["max_transaction_records"] = 100
+    large = write(stage, 0, *map(str, range(150)))
+    held = write(stage, 1, "held", "7")
+    write(stage, 2, "free", "other")
     process = stage.harvester()
-    says = f"transaction {ticket.transaction_id} has 150 records in the outbox, and max_transaction_records is 100"
-    wait_until(lambda: any(says in error for error in errors_of(process)), within=20, doing=says)
-    assert stage.outbox.committed() == []
-    assert stage.outbox.left() == 150
-    process.popen.kill()
+    with told(process):
+        wait_until(lambda: stage.outbox.left() == 0, within=20, doing="parking two, publishing one")
+    assert visible(stage) == {2: 2}
+    parked = json.loads(stage.command("status", "--output", "json"))["parked"]
+    assert (parked["refused"], parked["waiting"]) == ({"too_large": 1}, 151)
+    assert (parked["transactions_refused"], parked["transactions_held"]) == (1, 1)
+    rows = json.loads(stage.command("parked list", "--limit", "1000", "--output", "json"))
+    assert Counter(row["transaction_id"] for row in rows) == {large.transaction_id: 150, held.transaction_id: 2}
+    [refused] = [row for row in rows if row["cause"] is not None]
+    says = f"transaction {large.transaction_id} has 150 records, and max_transaction_records is 100"
+    assert (refused["transaction_id"], refused["cause"]) == (large.transaction_id, "too_large")
+    assert says in refused["reason"]
+
+    process.popen.terminate()
+    process.ends(within=10)
     stage.outbox.settings["limits"]["max_transaction_records"] = 150
-    stage.drain()
-    assert len(stage.outbox.committed()) == 150
-    assert len(set(read_batches(stage.outbox, stage.names.ledger_topic).values())) == 1
+    process = stage.harvester()
+    stage.command("parked retry", "--all")
+    with told(process):
+        wait_until(lambda: visible(stage) == {0: 150, 1: 2, 2: 2}, within=20, doing="publishing what was parked")
+    batches = read_batches(stage.outbox, stage.names.ledger_topic)
+    assert torn({0: 150, 1: 2, 2: 2}, stage.outbox.committed(), batches) == []
+    shared = [Place.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
+    assert shared == [0, 1]

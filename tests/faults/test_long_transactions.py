@@ -102,6 +102,7 @@ def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.Fix
         assert seconds <= holder["age"] <= time.monotonic() - began + 5
         said = " ".join(stage.command("status").split())
         assert f"must keep those of late for the session with process id {idle.info.backend_pid} (postgres, " in said
-    assert status(stage)["oldest_holder"] is None or status(stage)["oldest_holder"]["age"] < 10
+    left = status(stage)["oldest_holder"]  # by chance another one, of a moment
+    assert left is None or left["pid"] != holder["pid"]
     numbers = [int(message.value().split()[0]) for message in stage.outbox.committed()]
     assert sorted(numbers) == list(range(records))

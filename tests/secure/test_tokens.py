@@ -103,7 +103,7 @@ async def goes_on_over_several_expiries(
     command = start(by_command, environment={"PYTHONPATH": str(TESTS)})
     trigger = OutboxHarvestTrigger(
         until=(datetime.fromtimestamp(end, UTC) + timedelta(seconds=3)).isoformat(),
-        settings={"leader_topic": by_trigger.leader_topic, "leader_group_id": by_trigger.user},
+        settings={name: value for name, value in by_trigger.settings.items() if name not in ("data_source", "kafka")},
         emit="end",
     )
     running = asyncio.create_task(triggered(trigger))

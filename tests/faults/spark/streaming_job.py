@@ -13,7 +13,11 @@ from airflow_outbox.spark import register
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "3"}
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.streaming.minBatchesToRetain": "1000",  # which batches there were is asked at the end
+    }
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     register(spark)
     lines = spark.readStream.option("maxFilesPerTrigger", 1).text(given["source"])

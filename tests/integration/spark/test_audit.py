@@ -24,6 +24,9 @@ from airflow_outbox.audit.scene import AuditRequest
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import grant_statements
+from airflow_outbox.table import connect
 
 PASSWORD = "correct-horse-battery-staple"
 SUBMIT = [
@@ -83,7 +86,10 @@ def test_a_submitted_audit_ends_as_the_command_does_and_shows_no_password(archiv
     archived.purge()
     archived.publish([archived.record(1)])
     role = f"{make_conninfo(archived.outbox.database).split('dbname=')[1].split()[0]}_auditor"
-    archived.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'; GRANT SELECT ON outbox, archive TO {role}")
+    archived.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'; GRANT SELECT ON archive TO {role}")
+    with connect(archived.outbox.database, purpose="test") as connection:
+        for statement in grant_statements(connection, OutboxName.parse("outbox"), "look", role):
+            connection.execute(statement.encode())
     data_source = make_conninfo(archived.outbox.database, user=role, password=PASSWORD)
     try:
         archived.file.write_text(yaml.safe_dump({**archived.outbox.settings, "data_source": data_source}))
