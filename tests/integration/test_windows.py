@@ -244,5 +244,5 @@ def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_
     assert "Seq Scan" not in first + further
     assert "Sort" not in further, further
     assert len(seconds) == 100
-    for ten in (seconds[1:11], seconds[-10:]):
-        assert sum(ten) < 10 * 3 * statistics.median(seconds), seconds
+    early, late = statistics.median(seconds[1:11]), statistics.median(seconds[-10:])  # one page may meet a checkpoint
+    assert max(early, late) < 3 * min(early, late), seconds
