@@ -20,7 +20,14 @@ from airflow_outbox.audit.prints import Arrived, Header, content_of, lane_of, pl
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.clients import CLIENT_SETTINGS
 from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings, unreached
+from airflow_outbox.harvest.complaints import (
+    REFUSALS,
+    explained,
+    is_about_unused_group,
+    not_allowed,
+    refused_settings,
+    unreached,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +134,8 @@ def _messages(consumer: Consumer, wanted: Sequence[Span], kafka: Mapping[str, An
         for message in messages:
             place = cast("str", message.topic()), message.partition() or 0
             span, error = open_spans.get(place), message.error()
+            if error is not None and is_about_unused_group(error):
+                continue
             if error is not None and error.code() != BrokerError._PARTITION_EOF:
                 raise KafkaException(error)
             if span is None:

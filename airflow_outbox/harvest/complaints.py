@@ -77,6 +77,13 @@ def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str)
     return KafkaError(f"Kafka settings: {error}. {remedy}")
 
 
+def is_about_unused_group(error: BrokerError) -> bool:
+    """Whether a consumer that reads without a group may go on: it is only told that it may not ask for the coordinator
+    of the group that the client wants named.
+    """
+    return error.code() == BrokerError.GROUP_AUTHORIZATION_FAILED
+
+
 def is_about_login(error: BrokerError) -> bool:
     """Whether nothing will be better before the configuration, or the broker's, is."""
     return error.code() in (BrokerError._AUTHENTICATION, BrokerError._SSL)

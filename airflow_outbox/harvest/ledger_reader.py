@@ -12,7 +12,13 @@ from confluent_kafka import KafkaError as BrokerError
 from airflow_outbox.errors import HistoryError, KafkaError
 from airflow_outbox.harvest.clients import CLIENT_SETTINGS
 from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import (
+    REFUSALS,
+    explained,
+    is_about_unused_group,
+    not_allowed,
+    refused_settings,
+)
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.topics import KafkaNames
@@ -104,7 +110,7 @@ class LedgerReader:
                     return records
             elif error.code() == BrokerError._AUTO_OFFSET_RESET:
                 raise HistoryError(f"the ledger does not hold offset {start} any more")
-            elif not error.retriable():
+            elif not error.retriable() and not is_about_unused_group(error):
                 raise KafkaError(explained(error, self._config.kafka))
         raise KafkaError(self._complaint or "the ledger can't be read to its end: a transaction stays open in it")
 

@@ -111,6 +111,7 @@ class KafkaTransactionalLog:
         self._extents: dict[tuple[str, int], list[int]] = {}
         self._refused: KafkaError | None = None
         self._offset = 0
+        self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
         try:
             self._producer = Producer(
                 {**self._settings, "error_cb": self._complain, "on_delivery": self._delivered}, logger=logger
@@ -219,6 +220,8 @@ class KafkaTransactionalLog:
                 reason = self._why(raised(error)) if isinstance(error, KafkaException) else str(error)
                 raise self._given_up(f"the ledger was not written: {reason}") from error
         self._flush()
+        if self._purged:
+            raise self._given_up(self._not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
         return self._offset
 
@@ -275,12 +278,24 @@ class KafkaTransactionalLog:
             extent[2] += 1
 
     def _written(self, error: BrokerError | None, message: Message) -> None:
-        if error is not None:
-            self._refused = KafkaError(
-                f"the ledger was not written: {self._why(error, message.topic())}. Check topic {message.topic()}"
-            )
-        else:
+        if error is None:
             self._offset = cast("int", message.offset())
+        elif error.code() == BrokerError._PURGE_QUEUE:
+            self._purged = True
+        else:
+            self._refused = KafkaError(self._not_written(error))
+
+    def _not_written(self, error: BrokerError) -> str:
+        topic = self._names.ledger_topic
+        return f"the ledger was not written: {self._why(error, topic)}. Check topic {topic}"
+
+    def _failure(self) -> BrokerError | None:
+        """Why the transaction under way has failed, if it has: the client tells it to who begins another."""
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            return raised(error)
+        return None
 
     def _why(self, error: BrokerError, topic: str | None = None) -> str:
         if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED and topic is not None:
