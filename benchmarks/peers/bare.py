@@ -25,7 +25,7 @@ class BareLoop(Contender):
 
     layout = OUTBOX
     timed_from = "its own clock's start, when it is connected: its last line less the duration that this line tells"
-    ends_by_itself = True
+    wakes = "it does not: it ends when the table is empty"
 
     def __init__(self, name: str, script: Path, *, batch: int) -> None:
         super().__init__(name, {"batch": batch})

@@ -34,9 +34,9 @@ class Contender(ABC):
     """How its table is filled."""
     timed_from: ClassVar[str]
     """What `Turn.begun` is, in words."""
-    ends_by_itself: ClassVar[bool] = False
-    """Whether it ends when the table is empty, and so can't wait for records."""
 
+    wakes: str
+    """How it gets to know of records, in words."""
     one_at_a_time: bool = False
     """Whether it has at most one record of a key in flight, and so is slow where there is but one key."""
 

@@ -49,6 +49,7 @@ class Debezium(Contender):
 
     layout = OUTBOX_EVENT
     timed_from = f"its line '{_STREAMING}'"
+    wakes = "Postgres streams its log to it; it hands on what has come every poll.interval.ms"
 
     @contextmanager
     def turn(self, place: Place) -> Iterator[Turn]:

@@ -32,6 +32,7 @@ class Goharvest(Contender):
 
     layout = OUTBOX
     timed_from = "its line 'Elected as leader'"
+    wakes = "it asks Postgres 10 ms after it found nothing (markBackoff)"
     one_at_a_time = True
 
     def __init__(self, name: str, reaper: Path, limits: Mapping[str, object] | None = None) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import yaml
 
+from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.term import SLOWEST_POLL
 from benchmarks.peers.contender import Contender, Turn
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.rows import OUTBOX
@@ -24,6 +26,11 @@ class Outbox(Contender):
 
     layout = OUTBOX
     timed_from = "its event `view`: it leads, and takes over what earlier leaders left"
+
+    wakes = (
+        f"it asks Postgres {1000 * Limits().poll_interval:g} ms after it found nothing, and each time waits twice as "
+        f"long, up to {1000 * Limits().poll_interval * SLOWEST_POLL:g} ms"
+    )
 
     @property
     def one_at_a_time(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,32 +65,29 @@ _FILLING = _filling()
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a contender's table takes rows: by which COPY, and which text of a row."""
+    """How a contender's table takes rows."""
 
     table: str
-    columns: str
-    row: str
-    """Tab-separated, with {topic}, {key}, {value}, {header}, {header_value} and {uuid}."""
+    columns: Mapping[str, str]
+    """What each column takes, as text, with {topic}, {key}, {value}, {header}, {header_value} and {uuid}."""
 
-    def text(self, shape: Shape, topic: str, numbers: Iterable[int]) -> str:
-        """Rows as COPY reads them."""
+    def values(self, shape: Shape, topic: str, number: int) -> list[str]:
+        """A row, as text a column."""
         name, header_value = HEADER
-        return "".join(
-            self.row.format(
-                topic=topic,
-                key=shape.key(number),
-                value=shape.value(number),
-                header=name,
-                header_value=header_value,
-                uuid=uuid.UUID(int=number),
-            )
-            for number in numbers
-        )
+        known = {"topic": topic, "key": shape.key(number), "value": shape.value(number), "uuid": uuid.UUID(int=number)}
+        return [text.format(**known, header=name, header_value=header_value) for text in self.columns.values()]
+
+    def insert(self, rows: int) -> str:
+        """The statement that inserts so many rows, which are its parameters one after the other."""
+        row = f"({', '.join(['%s'] * len(self.columns))})"
+        return f"INSERT INTO {self.table} ({', '.join(self.columns)}) VALUES {', '.join([row] * rows)}"
 
     def write(self, connection: psycopg.Connection[Any], shape: Shape, topic: str, numbers: Iterable[int]) -> None:
-        """Insert rows by one statement, and so, on a connection with autocommit, in one transaction."""
-        with connection.cursor() as cursor, cursor.copy(f"COPY {self.table} ({self.columns}) FROM STDIN") as copy:
-            copy.write(self.text(shape, topic, numbers))
+        """Write rows by one COPY, and so, on a connection with autocommit, in one transaction."""
+        text = "".join("\t".join(self.values(shape, topic, number)) + "\n" for number in numbers)
+        statement = f"COPY {self.table} ({', '.join(self.columns)}) FROM STDIN"
+        with connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            copy.write(text)
 
     def load(self, dsn: str, shape: Shape, topic: str, rows: int) -> None:
         """Fill the table, in transactions of 100 rows, and leave nothing for background workers to do."""
@@ -99,19 +96,25 @@ class Layout:
             for start in range(0, rows, LOADED_TOGETHER):
                 self.write(connection, shape, topic, range(start, min(start + LOADED_TOGETHER, rows)))
             connection.execute("SET synchronous_commit = on")
-            connection.execute(f"VACUUM (ANALYZE) {self.table}")
+            connection.execute(f"VACUUM (ANALYZE) {self.table}".encode())
             connection.execute("CHECKPOINT")
 
 
 OUTBOX = Layout(
-    table="outbox",
-    columns="create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values",
-    row="now\t{topic}\t{key}\t{value}\t{{{header}}}\t{{{header_value}}}\n",
+    "outbox",
+    {
+        "create_time": "now",
+        "kafka_topic": "{topic}",
+        "kafka_key": "{key}",
+        "kafka_value": "{value}",
+        "kafka_header_keys": "{{{header}}}",
+        "kafka_header_values": "{{{header_value}}}",
+    },
 )
 """goharvest's columns, which this project's table has, too."""
 OUTBOX_EVENT = Layout(
-    table="outboxevent",
-    columns="id, aggregatetype, aggregateid, type, payload",
-    row="{uuid}\t{topic}\t{key}\tcreated\t{value}\n",
+    "outboxevent",
+    {"id": "{uuid}", "aggregatetype": "{topic}", "aggregateid": "{key}", "type": "created", "payload": "{value}"},
 )
 """Debezium's; the id becomes a header."""
+LAYOUTS = {layout.table: layout for layout in (OUTBOX, OUTBOX_EVENT)}

@@ -34,6 +34,7 @@ class Place:
     dsn: str
     bootstrap: str
     topic: str
+    """Also the name of the database."""
     folder: Path
     """For configuration and logs."""
 

@@ -1,4 +1,4 @@
-"""The comparison with the peers counts what consumers see, and whoever publishes wrongly gets no figure."""
+"""The comparison with the peers counts what consumers see; whoever publishes wrongly, or too late, gets no figure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
+from benchmarks.peers import streams
 from benchmarks.peers.contender import Turn
 from benchmarks.peers.outbox import Outbox
 from benchmarks.peers.processes import Child
@@ -20,6 +21,7 @@ from benchmarks.peers.turns import Figures, Result, measured
 from benchmarks.peers.verdicts import AT_LEAST_ONCE, EXACTLY_ONCE, summary
 
 ROWS = 2000
+STREAM = streams.Stream(rate=100.0, transaction=5, seconds=1.0)
 AGAIN = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
 SELECT kafka_topic, kafka_key, kafka_value FROM outbox WHERE id = 17
@@ -60,6 +62,23 @@ def test_who_publishes_wrongly_gets_no_figure(scene: Scene, meddling: str, fault
     assert result.figures is None
     assert result.refused == f"of 100 rows: {fault}"
     assert result.as_line()["refused"] == result.refused
+
+
+def test_a_stream_has_delays(scene: Scene) -> None:
+    result = streams.measured(scene, Outbox("ours"), STREAM, number=1)
+    assert result.refused is None
+    assert result.records == 100
+    assert result.delays is not None
+    assert 0 < result.delays.p50_ms <= result.delays.p90_ms <= result.delays.p99_ms <= result.delays.max_ms < 5000
+    assert result.rate_kept == pytest.approx(100, rel=0.2)
+    assert result.as_line()["p50_ms"] == result.delays.p50_ms
+
+
+def test_who_does_not_keep_up_has_no_delays(scene: Scene) -> None:
+    contender = Meddling("meddling", "UPDATE outbox_leader SET paused = true")
+    result = streams.measured(scene, contender, STREAM, number=1)
+    assert result.delays is None
+    assert result.refused == "it does not keep up: 400 of 400 records had not come in time"
 
 
 class Meddling(Outbox):

@@ -1,0 +1,88 @@
+"""What a contender uses while nothing comes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from benchmarks.peers.contender import Contender
+from benchmarks.peers.processes import ContenderError
+from benchmarks.peers.scene import Scene
+from benchmarks.peers.usage import Usage
+
+SETTINGS = {"shared_preload_libraries": "pg_stat_statements"}
+"""What Postgres has to be told at its start, so that statements can be counted."""
+_SETTLE_SECONDS = 5.0
+_CALLS = """
+SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 70), sum(calls)::bigint
+FROM pg_stat_statements AS counted JOIN pg_database ON pg_database.oid = counted.dbid
+WHERE datname = %s GROUP BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A turn in which nothing came."""
+
+    contender: str
+    seconds: float
+    cpu_percent: float
+    """Of one core, by the contender's processes."""
+    postgres_cpu_percent: float
+    kafka_cpu_percent: float
+    statements_per_second: float
+    """At Postgres, of all of its connections; what comes by a replication connection is not counted."""
+    statements: dict[str, float]
+    """The same a statement, the most frequent first."""
+    others_cores: float
+
+    def as_line(self) -> dict[str, Any]:
+        return {"measured": "idle", **asdict(self)}
+
+
+def measured(scene: Scene, contender: Contender, *, seconds: float) -> Idle | str:
+    """Let a contender wait for records, or say why it can't be. The scene's Postgres needs `SETTINGS`."""
+    try:
+        return _measured(scene, contender, seconds=seconds)
+    except ContenderError as error:
+        return str(error)
+
+
+def _measured(scene: Scene, contender: Contender, *, seconds: float) -> Idle:
+    with scene.place() as place, Usage() as usage, contender.turn(place) as turn:
+        child = turn.begin()
+        usage.watch("contender", child.pid, with_family=True)
+        usage.watch("postgres", scene.postgres.pid, with_family=True)
+        usage.watch("kafka", scene.kafka.pid)
+        time.sleep(_SETTLE_SECONDS)
+        before, start = _calls(scene, place.topic), time.monotonic()
+        time.sleep(seconds)
+        after, end = _calls(scene, place.topic), time.monotonic()
+        time.sleep(0.2)  # for one more look at what they use
+    made = {text: (number - before.get(text, 0)) / (end - start) for text, number in after.items()}
+    percent = {
+        name: round(100 * usage.cpu_seconds(name, start, end) / (end - start), 1)
+        for name in ("contender", "postgres", "kafka")
+    }
+    return Idle(
+        contender.name,
+        seconds,
+        cpu_percent=percent["contender"],
+        postgres_cpu_percent=percent["postgres"],
+        kafka_cpu_percent=percent["kafka"],
+        statements_per_second=round(sum(made.values()), 1),
+        statements={
+            text: round(made[text], 1) for text in sorted(made, key=made.__getitem__, reverse=True) if made[text]
+        },
+        others_cores=round(usage.others_cores(start, end), 2),
+    )
+
+
+def _calls(scene: Scene, database: str) -> dict[str, int]:
+    """How often each statement has been run in a database."""
+    with psycopg.connect(scene.postgres.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+        return dict(connection.execute(_CALLS, (database,)).fetchall())

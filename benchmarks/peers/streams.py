@@ -1,0 +1,188 @@
+"""One turn of a contender over a stream of small transactions: how long after its commit consumers see each record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.peers.contender import Contender
+from benchmarks.peers.processes import ContenderError
+from benchmarks.peers.scene import PARTITIONS, ROOT, Place, Scene
+from benchmarks.peers.sightings import RefusedError
+from benchmarks.peers.usage import Usage
+
+LEAD_IN_SECONDS = 3.0
+"""How long records come before the ones that count."""
+_KEEPS_UP_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """From when the writer knew that a transaction was committed until a consumer saw its record, in milliseconds."""
+
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+
+    @classmethod
+    def of(cls, delays: Sequence[float]) -> Self:
+        """Of delays in seconds."""
+        found = sorted(delays)
+        places = (0.5, 0.9, 0.99)
+        return cls(*(round(1000 * found[int(place * len(found))], 1) for place in places), round(1000 * found[-1], 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a stream is: rows a second, rows a transaction, and for how long (without the lead-in)."""
+
+    rate: float
+    transaction: int
+    seconds: float
+
+    @property
+    def lead_in(self) -> int:
+        """Rows that come first and don't count."""
+        return self._whole(LEAD_IN_SECONDS * self.rate)
+
+    @property
+    def rows(self) -> int:
+        return self.lead_in + self._whole(self.seconds * self.rate)
+
+    def _whole(self, rows: float) -> int:
+        return max(1, round(rows / self.transaction)) * self.transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A turn. Processor time is in cores."""
+
+    contender: str
+    rate: float
+    round: int
+    rate_kept: float
+    """What the writer came to: less than the rate where committing takes too long."""
+    records: int
+    delays: Delays | None = None
+    commit_ms: float | None = None
+    """What a commit took the writer, the median."""
+    cores: float | None = None
+    others_cores: float | None = None
+    refused: str | None = None
+
+    def as_line(self) -> dict[str, Any]:
+        line = asdict(self)
+        delays = line.pop("delays") or {}
+        return {name: value for name, value in {**line, **delays}.items() if value is not None}
+
+
+def measured(scene: Scene, contender: Contender, stream: Stream, *, number: int) -> Result:
+    """Let a contender publish a stream. `number` is the round's."""
+    try:
+        return _measured(scene, contender, stream, number=number)
+    except (ContenderError, RefusedError) as error:
+        return Result(contender.name, stream.rate, number, 0.0, stream.rows - stream.lead_in, refused=str(error))
+
+
+def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int) -> Result:
+    with scene.place() as place, Usage() as usage, contender.turn(place) as turn:
+        child = turn.begin()
+        with Arrivals(place) as arrivals:
+            usage.watch("contender", child.pid, with_family=True)
+            usage.watch("postgres", scene.postgres.pid, with_family=True)
+            usage.watch("kafka", scene.kafka.pid)
+            usage.watch("bench", os.getpid())
+            usage.watch("arrivals", arrivals.pid)
+            transactions = _written(place, contender, stream, usage)
+            seen = arrivals.all_of(stream.rows)
+    counted = [each for each in transactions if each[0] >= stream.lead_in]
+    start, end = counted[0][1], counted[-1][2]
+    taken = sorted(committed - sent for _, sent, committed in counted)
+    return Result(
+        contender.name,
+        stream.rate,
+        number,
+        rate_kept=round(len(counted) * stream.transaction / (end - start)),
+        records=len(counted) * stream.transaction,
+        delays=Delays.of([seen[first + n] - at for first, _, at in counted for n in range(stream.transaction)]),
+        commit_ms=round(1000 * taken[len(taken) // 2], 1),
+        cores=round(usage.cpu_seconds("contender", start, end) / (end - start), 3),
+        others_cores=round(usage.others_cores(start, end), 2),
+    )
+
+
+def _written(place: Place, contender: Contender, stream: Stream, usage: Usage) -> list[tuple[int, float, float]]:
+    """Let the writer write; of each transaction the first row, and when it was sent and committed."""
+    options = [f"--rate={stream.rate}", f"--transaction={stream.transaction}", f"--rows={stream.rows}"]
+    command = [sys.executable, "-m", "benchmarks.peers.writer", place.dsn, contender.layout.table, place.topic]
+    with subprocess.Popen(
+        [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as writer:
+        assert writer.stdout is not None
+        usage.watch("writer", writer.pid)
+        written = writer.stdout.read()
+    if not written:
+        raise ContenderError("the writer has ended: its own words say why")
+    return [(first, sent, committed) for first, sent, committed in json.loads(written)]
+
+
+class Arrivals:
+    """A consumer in a process of its own, from now on; as a context manager."""
+
+    def __init__(self, place: Place) -> None:
+        command = [sys.executable, "-m", "benchmarks.peers.arrivals", place.bootstrap, place.topic]
+        self._consumer = subprocess.Popen(
+            [*command, f"--partitions={PARTITIONS}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        self._read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._consumer.stdout is not None
+        self._close_stdin()
+        self._consumer.stdout.close()
+        self._consumer.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._consumer.pid
+
+    def all_of(self, rows: int) -> dict[int, float]:
+        """When each row was seen; asked for when the last is committed. Raises RefusedError."""
+        deadline = time.monotonic() + _KEEPS_UP_SECONDS
+        while (told := self._read())["seen"] < rows:
+            if time.monotonic() > deadline:
+                raise RefusedError(f"it does not keep up: {rows - told['seen']} of {rows} records had not come in time")
+        self._close_stdin()
+        while "rows" not in (told := self._read()):
+            pass
+        if told["again"]:
+            raise RefusedError(f"{told['again']} of {rows} records came again")
+        return dict(told["rows"])
+
+    def _close_stdin(self) -> None:
+        assert self._consumer.stdin is not None
+        self._consumer.stdin.close()
+
+    def _read(self) -> Any:
+        assert self._consumer.stdout is not None
+        line = self._consumer.stdout.readline()
+        if not line:
+            raise RefusedError("the consumer has ended: its own words say why")
+        return json.loads(line)
