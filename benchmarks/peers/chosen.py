@@ -52,6 +52,7 @@ def for_a_backlog(given: argparse.Namespace) -> Iterator[Contender | Absent]:
     if (reason := _no_debezium(given)) is None:
         yield Debezium(verdicts.DEBEZIUM)
         yield Debezium(verdicts.DEBEZIUM_TUNED, debezium.TUNED)
+        yield Debezium(verdicts.DEBEZIUM_WARM, debezium.TUNED, is_warm=True)
     else:
         yield Absent(verdicts.DEBEZIUM, reason)
 

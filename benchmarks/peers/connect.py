@@ -61,8 +61,9 @@ class Connect:
         """Raises ContenderError when it does not come up."""
         connect, plugin = _jars()
         plugins = place.folder / "plugins"  # a folder of folders
-        plugins.mkdir()
-        (plugins / "debezium").symlink_to(plugin)
+        if not plugins.exists():
+            plugins.mkdir()
+            (plugins / "debezium").symlink_to(plugin)
         self._port = free_port()
         worker = {
             "bootstrap.servers": place.bootstrap,

@@ -1,14 +1,15 @@
 """Debezium's Postgres connector with the outbox router, in Kafka Connect standalone, over its own table.
 
 It reads the log of Postgres and never deletes its rows. A turn starts it and lets it publish some rows of another
-topic, so that it has a slot and knows its place in the log; then the connector is stopped, and goes on when the backlog
-is loaded. By then its Java process is warm.
+topic, so that it has a slot and knows its place in the log; then it is stopped while the backlog is loaded. It goes on
+in a new Java process, as all others begin in new ones; or, where it is to be warm, in the one that it had, whose code
+is compiled by then.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import psycopg
@@ -40,7 +41,7 @@ TUNED = {
 SOON = {"poll.interval.ms": 10}
 """What makes it publish a record sooner."""
 _WARM_UP_ROWS = 2000
-_WARM_UP_SECONDS = 60.0
+_START_SECONDS = 60.0
 _STREAMING = "Starting streaming"
 
 
@@ -51,23 +52,26 @@ class Debezium(Contender):
     timed_from = f"its line '{_STREAMING}'"
     wakes = "Postgres streams its log to it; it hands on what has come every poll.interval.ms"
 
+    def __init__(self, name: str, settings: Mapping[str, object] | None = None, *, is_warm: bool = False) -> None:
+        super().__init__(name, settings)
+        self._is_warm = is_warm
+
     @contextmanager
     def turn(self, place: Place) -> Iterator[Turn]:
         warm_up_topic = f"{place.topic}-warm-up"
         place.make_topic(warm_up_topic)
-        connect = Connect(place)
+        turn = _DebeziumTurn(place, {**_connector(place), **self.settings})
         try:
             with psycopg.connect(place.dsn, autocommit=True) as connection:
                 connection.execute(TABLE)
-                connect.run({**_connector(place), **self.settings})
-                connect.child.wait_for(_STREAMING, within=_WARM_UP_SECONDS)
+                turn.begin()
                 OUTBOX_EVENT.write(connection, SHAPES["keys"], warm_up_topic, range(_WARM_UP_ROWS))
                 _wait_until_published(place.bootstrap, warm_up_topic)
-                connect.stop()
+                turn.pause(keep_process=self._is_warm)
                 connection.execute("TRUNCATE outboxevent")
-            yield _DebeziumTurn(connect)
+            yield turn
         finally:
-            connect.child.end()
+            turn.end()
 
 
 def _connector(place: Place) -> dict[str, object]:
@@ -94,23 +98,41 @@ def _connector(place: Place) -> dict[str, object]:
 
 def _wait_until_published(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    partition, deadline = TopicPartition(topic, 0), time.monotonic() + _WARM_UP_SECONDS
-    while admin.list_offsets({partition: OffsetSpec.latest()})[partition].result().offset < _WARM_UP_ROWS:
+    partition, deadline = TopicPartition(topic, 0), time.monotonic() + _START_SECONDS
+    while admin.list_offsets({partition: OffsetSpec.latest()})[partition].result().offset < _WARM_UP_ROWS:  # type: ignore[no-untyped-call]
         if time.monotonic() > deadline:
-            raise ContenderError(f"Debezium has not published {_WARM_UP_ROWS} rows within {_WARM_UP_SECONDS:g} s")
+            raise ContenderError(f"Debezium has not published {_WARM_UP_ROWS} rows within {_START_SECONDS:g} s")
         time.sleep(0.1)
 
 
 class _DebeziumTurn(Turn):
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
+    def __init__(self, place: Place, connector: Mapping[str, object]) -> None:
+        self._place = place
+        self._connector = connector
+        self._connect: Connect | None = None
         self._begun = 0.0
 
     def begin(self) -> Child:
         asked = time.monotonic()
-        self._connect.resume()
-        self._begun, _ = self._connect.child.wait_for(_STREAMING, within=_WARM_UP_SECONDS, after=asked)
+        if self._connect is None:
+            self._connect = Connect(self._place)
+            self._connect.run(self._connector)
+        else:
+            self._connect.resume()
+        self._begun, _ = self._connect.child.wait_for(_STREAMING, within=_START_SECONDS, after=asked)
         return self._connect.child
 
     def begun(self) -> float:
         return self._begun
+
+    def pause(self, *, keep_process: bool) -> None:
+        """Stop it, so that it has noted how far it is."""
+        assert self._connect is not None
+        self._connect.stop()
+        if not keep_process:
+            self.end()
+
+    def end(self) -> None:
+        if self._connect is not None:
+            self._connect.child.end()
+            self._connect = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,9 +32,9 @@ class Outbox(Contender):
         f"long, up to {1000 * Limits().poll_interval * SLOWEST_POLL:g} ms"
     )
 
-    @property
-    def one_at_a_time(self) -> bool:
-        return self.settings.get("delivery") == "at_least_once"
+    def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
+        super().__init__(name, settings)
+        self.one_at_a_time = self.settings.get("delivery") == "at_least_once"
 
     @contextmanager
     def turn(self, place: Place) -> Iterator[Turn]:

@@ -42,7 +42,7 @@ class Place:
         """Make a topic of the turn's own, and wait until its partitions have leaders. Raises ServerError."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
-        asked = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        asked = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}  # type: ignore[no-untyped-call]
         deadline = time.monotonic() + _LEADER_SECONDS
         while any(found.exception() for found in admin.list_offsets(asked, request_timeout=30).values()):
             if time.monotonic() > deadline:

@@ -60,7 +60,13 @@ class Sightings:
         self._watch.stdout.close()
 
     def wait(self) -> Seen:
-        """Wait until all rows can be read. Raises RefusedError when they never can, or not as they should."""
+        """Wait until all rows can be read; asked for when the contender has begun to publish.
+
+        Raises RefusedError when they never can, or not as they should.
+        """
+        assert self._watch.stdin is not None
+        self._watch.stdin.write("begun\n")
+        self._watch.stdin.flush()
         while True:
             told = self._read()
             found = self.count()

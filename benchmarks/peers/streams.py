@@ -37,7 +37,8 @@ class Delays:
         """Of delays in seconds."""
         found = sorted(delays)
         places = (0.5, 0.9, 0.99)
-        return cls(*(round(1000 * found[int(place * len(found))], 1) for place in places), round(1000 * found[-1], 1))
+        p50, p90, p99 = (round(1000 * found[int(place * len(found))], 1) for place in places)
+        return cls(p50, p90, p99, round(1000 * found[-1], 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ GOHARVEST = "goharvest"
 GOHARVEST_BEST = "goharvest, best limits"
 DEBEZIUM = "debezium"
 DEBEZIUM_TUNED = "debezium, tuned"
+DEBEZIUM_WARM = "debezium, tuned and warm"
 OURS = (EXACTLY_ONCE, AT_LEAST_ONCE)
 MOST_MB = 200.0
 
@@ -44,6 +45,7 @@ TARGETS = (
     Target((EXACTLY_ONCE, "keys"), (GOHARVEST, "keys"), 40),
     Target((EXACTLY_ONCE, "keys"), (GOHARVEST_BEST, "keys"), 40),
     Target((EXACTLY_ONCE, "keys"), (DEBEZIUM_TUNED, "keys"), 5),
+    Target((EXACTLY_ONCE, "keys"), (DEBEZIUM_WARM, "keys"), 5),
     Target((EXACTLY_ONCE, "hot"), (EXACTLY_ONCE, "keys"), 0.9),
     Target((EXACTLY_ONCE, "large"), (BARE_LOOP, "large"), 0.8),
     Target((AT_LEAST_ONCE, "keys"), (GOHARVEST, "keys"), 10),

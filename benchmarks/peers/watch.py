@@ -2,7 +2,8 @@
 
 It asks the broker for the topic's last stable offsets fifty times a second, reads no record, and notes when they
 changed. It prints a line of JSON: when it has begun, whenever as many offsets as there are records are stable and
-nothing has changed for a moment, and when nothing has changed for so long that nothing will. It ends with its stdin.
+nothing has changed for a moment, and when nothing has changed for so long that nothing will. It begins to lose patience
+when it reads a line, and ends with its stdin.
 
 Offsets are no count of records, for the ends of transactions have offsets, too: `count` says which offset was the last
 record's, and the notes say when it could be read.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import threading
 import time
 
@@ -32,8 +34,9 @@ def main() -> None:
     parser.add_argument("--patience", type=float, required=True)
     given = parser.parse_args()
     admin = AdminClient({"bootstrap.servers": given.bootstrap, "log_level": 3})
-    asked = {TopicPartition(given.topic, number): OffsetSpec.latest() for number in range(given.partitions)}
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    asked = {TopicPartition(given.topic, number): OffsetSpec.latest() for number in range(given.partitions)}  # type: ignore[no-untyped-call]
+    begun = threading.Event()
+    threading.Thread(target=_follow_stdin, args=(begun,), daemon=True).start()
 
     def offsets() -> list[int]:
         found = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=30)
@@ -41,7 +44,7 @@ def main() -> None:
 
     changes: list[tuple[float, list[int]]] = [(time.monotonic(), offsets())]
     print(json.dumps({"state": "watching"}), flush=True)
-    settled, stalled = False, False
+    settled, stalled, waiting_since = False, False, None
     while True:
         time.sleep(INTERVAL)
         present = offsets()
@@ -53,13 +56,16 @@ def main() -> None:
         if not settled and still > _SETTLED_SECONDS and sum(present) >= given.records:
             settled = True
             print(json.dumps({"state": "settled", "changes": changes}), flush=True)
-        if not stalled and still > given.patience:
+        if begun.is_set() and waiting_since is None:
+            waiting_since = now
+        if not stalled and waiting_since is not None and min(still, now - waiting_since) > given.patience:
             stalled = True
             print(json.dumps({"state": "stalled", "changes": changes}), flush=True)
 
 
-def _end_with_stdin() -> None:
-    os.read(0, 1)
+def _follow_stdin(begun: threading.Event) -> None:
+    for _ in sys.stdin:
+        begun.set()
     os._exit(0)
 
 
