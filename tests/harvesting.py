@@ -26,6 +26,10 @@ from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
 
 PARTITIONS = 4
+PATIENCE = 60.0
+"""Seconds that a test waits for what has to come, where how soon it comes is not what the test shows."""
+BUSY = 0.5
+"""Seconds that a busy machine may add to a time that is measured."""
 COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
 CHILD = [sys.executable, "-m", "airflow_outbox.harvest"]
 GOHARVEST_TABLE = """
@@ -153,7 +157,7 @@ class Process:
         for line in self.popen.stdout:
             self.events.append(json.loads(line))
 
-    def wait_for(self, event: str, *, within: float = 20, **fields: Any) -> dict[str, Any]:
+    def wait_for(self, event: str, *, within: float = PATIENCE, **fields: Any) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
 
         def happened() -> bool:
@@ -173,15 +177,15 @@ class Process:
             if pipe is not None:
                 pipe.close()
 
-    def ends(self, *, within: float) -> float:
+    def ends(self, *, within: float = PATIENCE) -> float:
         """Wait for the end, and return how many seconds it took."""
         started = time.monotonic()
         self.popen.wait(within)
-        self._reader.join(5)
+        self._reader.join(PATIENCE)
         return time.monotonic() - started
 
 
-def wait_until(condition: Callable[[], bool], *, within: float, doing: str = "") -> None:
+def wait_until(condition: Callable[[], bool], *, within: float = PATIENCE, doing: str = "") -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, doing

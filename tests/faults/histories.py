@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import yaml
 from confluent_kafka.admin import AdminClient
-from harvesting import CHILD, COMMAND, Outbox, Process, wait_until
+from harvesting import CHILD, COMMAND, PATIENCE, Outbox, Process, wait_until
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
@@ -23,7 +23,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
 
-PATIENCE = 2.0  # seconds in which nothing must happen
+QUIET = 2.0  # seconds in which nothing must happen
 
 
 @dataclass(slots=True)
@@ -44,16 +44,16 @@ class Stage:
     def drain(self) -> None:
         """Harvest all there is, by a member that then ends."""
         process = self.harvester(until="drained")
-        process.ends(within=40)
+        process.ends()
         assert process.popen.returncode == 0, process.events
 
     def refuses(self, process: Process, reason: str) -> None:
         """A harvester says why it does not go on, and for a while nothing is published or purged."""
         with told(process):
-            wait_until(lambda: any(reason in error for error in errors_of(process)), within=20, doing=reason)
+            wait_until(lambda: any(reason in error for error in errors_of(process)), doing=reason)
         published, left = len(self.outbox.published()), self.outbox.left()
         since = len(process.events)
-        wait_until(lambda: len(process.events) > since + PATIENCE, within=PATIENCE + 10, doing="it is silent")
+        wait_until(lambda: len(process.events) > since + QUIET, within=PATIENCE, doing="it is silent")
         assert len(self.outbox.published()) == published
         assert self.outbox.left() == left
 
@@ -74,7 +74,7 @@ class Stage:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def is_drained(self, *, within: float = 20) -> None:
+    def is_drained(self, *, within: float = PATIENCE) -> None:
         with told(*self.started):
             wait_until(lambda: self.outbox.left() == 0, within=within)
 
@@ -108,7 +108,7 @@ class Stage:
     def delete_topic(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.outbox.bootstrap})
         admin.delete_topics([topic])[topic].result(10)
-        wait_until(lambda: topic not in admin.list_topics(timeout=5).topics, within=10, doing="deleting a topic")
+        wait_until(lambda: topic not in admin.list_topics(timeout=5).topics, doing="deleting a topic")
 
     @contextmanager
     def stopped_server(self) -> Iterator[Path]:

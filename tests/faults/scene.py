@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from faults.checker import Verdict, came_back, judge
 from faults.load import IMPATIENT, Load, Witness
 from faults.proxy import Proxy
-from harvesting import CHILD, Outbox, Process, wait_until
+from harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 from psycopg.conninfo import make_conninfo
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
@@ -150,7 +150,7 @@ class Scene:
         """Start a harvester, and wait until it has joined the group."""
         member = self.member(command=command)
         member.wait_for("progress", standing="standby")
-        self.wait_until(lambda: self.group_members() == len(self.members), within=20)
+        self.wait_until(lambda: self.group_members() == len(self.members))
         return member
 
     def group_members(self, group: str | None = None) -> int:
@@ -182,7 +182,7 @@ class Scene:
                 pot=self.pot,
             )
         awaited = len(self.witness) + (records or self.records // 8)
-        self.wait_until(lambda: len(self.witness) > awaited and self.marked() > 0, within=30)
+        self.wait_until(lambda: len(self.witness) > awaited and self.marked() > 0)
 
     @property
     def is_exactly_once(self) -> bool:
@@ -203,13 +203,13 @@ class Scene:
         """Records that a member has published and purged, as it says in its next report, or said in its last."""
         since = len(member.events)
         if member.popen.poll() is None:
-            self.next_event(member, "progress", since=since, within=5)
+            self.next_event(member, "progress", since=since)
         return int(next(event["published"] for event in reversed(member.events) if "published" in event))
 
     def standing(self, member: Process) -> str:
         """What a member says that it is, from its next report on."""
         since = len(member.events)
-        return str(self.next_event(member, "progress", since=since, within=5)["standing"])
+        return str(self.next_event(member, "progress", since=since)["standing"])
 
     def was_in_flight(self) -> None:
         """To be called when a fault has hit: that it did so while records were in flight."""
@@ -217,11 +217,13 @@ class Scene:
 
     def hits(self, hit: threading.Event) -> None:
         """Wait until a rule of a proxy has struck, which has to be while records are in flight."""
-        self.wait_until(hit.is_set, within=10)
+        self.wait_until(hit.is_set)
         assert self._struck, "the proxy does not say what it struck"
         assert self._struck.pop() > 0, "the fault hit when nothing was in flight"
 
-    def next_event(self, member: Process, *events: str, since: int, within: float, **fields: Any) -> dict[str, Any]:
+    def next_event(
+        self, member: Process, *events: str, since: int, within: float = PATIENCE, **fields: Any
+    ) -> dict[str, Any]:
         """The first of such events that a member has announced since it had announced `since` events."""
         found: list[dict[str, Any]] = []
 
@@ -234,7 +236,7 @@ class Scene:
         self.wait_until(happened, within=within)
         return found[0]
 
-    def wait_until(self, condition: Callable[[], bool], *, within: float) -> None:
+    def wait_until(self, condition: Callable[[], bool], *, within: float = PATIENCE) -> None:
         try:
             wait_until(condition, within=within)
         except AssertionError:
@@ -256,14 +258,14 @@ class Scene:
         for member in running:
             member.popen.terminate()
         for member in running:
-            member.ends(within=10)
+            member.ends()
             assert member.popen.returncode == 0, self.story()
         for member in self.members:
             assert not processes_of(member), "a member has left processes behind"
         for proxy in self.servers.proxies:
             proxy.heal()
-        self.wait_until(lambda: self.backends() == 0, within=10)
-        self.wait_until(self.witness.has_read_all, within=20)
+        self.wait_until(lambda: self.backends() == 0)
+        self.wait_until(self.witness.has_read_all)
         verdict = judge(self.load.stashed, self.witness.sightings)
         assert not verdict.complaints, f"{verdict}\n{self.story()}"
         assert not (self.is_exactly_once and verdict.duplicates), f"{verdict}\n{self.story()}"

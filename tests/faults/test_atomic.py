@@ -58,17 +58,17 @@ def test_also_when_leaders_are_killed(stage: Stage) -> None:
     load.start()
     leader = stage.harvester()
     for kill in range(3):
-        leader.wait_for("view", within=20)
+        leader.wait_for("view")
         published = len(stage.outbox.committed())
-        wait_until(lambda seen=published: len(stage.outbox.committed()) > seen + 300, within=30)  # type: ignore[misc]
+        wait_until(lambda seen=published: len(stage.outbox.committed()) > seen + 300)  # type: ignore[misc]
         time.sleep(0.1 * kill)
         leader.popen.kill()
         leader.popen.wait()
         leader = stage.harvester()
     load.finish()
-    stage.is_drained(within=40)
+    stage.is_drained()
     leader.popen.terminate()
-    leader.ends(within=10)
+    leader.ends()
     assert not judge(stage, load)
 
 
@@ -95,7 +95,7 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage) -> None:
     write(stage, 2, "free", "other")
     process = stage.harvester()
     with told(process):
-        wait_until(lambda: stage.outbox.left() == 0, within=20, doing="parking two, publishing one")
+        wait_until(lambda: stage.outbox.left() == 0, doing="parking two, publishing one")
     assert visible(stage) == {2: 2}
     parked = json.loads(stage.command("status", "--output", "json"))["parked"]
     assert (parked["refused"], parked["waiting"]) == ({"too_large": 1}, 151)
@@ -108,12 +108,12 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage) -> None:
     assert says in refused["reason"]
 
     process.popen.terminate()
-    process.ends(within=10)
+    process.ends()
     stage.outbox.settings["limits"]["max_transaction_records"] = 150
     process = stage.harvester()
     stage.command("parked retry", "--all")
     with told(process):
-        wait_until(lambda: visible(stage) == {0: 150, 1: 2, 2: 2}, within=20, doing="publishing what was parked")
+        wait_until(lambda: visible(stage) == {0: 150, 1: 2, 2: 2}, doing="publishing what was parked")
     batches = read_batches(stage.outbox, stage.names.ledger_topic)
     assert torn({0: 150, 1: 2, 2: 2}, stage.outbox.committed(), batches) == []
     shared = [Place.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]

@@ -67,7 +67,7 @@ def test_cut(scene: Scene, place: Place, before: bool) -> None:
     since = len(leader.events)
     scene.hits(place.proxy(scene.servers).cut_at(place.opening, kind=place.kind, before=before))
     if place.proxy(scene.servers) is scene.servers.to_postgres:  # the idempotent producer rides that out by itself
-        scene.next_event(leader, "view", since=since, within=10)
+        scene.next_event(leader, "view", since=since)
     scene.midway()
     scene.ends_well()
 
@@ -92,7 +92,7 @@ def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
     error = scene.next_event(leader, "error", since=since, within=15)
     assert SAYS[place.name] in error["error"]
     proxy.heal()
-    scene.next_event(leader, "view", since=since, within=15)
+    scene.next_event(leader, "view", since=since)
     scene.ends_well()
 
 
@@ -103,7 +103,7 @@ def test_what_a_killed_leader_has_sent_arrives_when_another_leads(scene: Scene, 
     proxy = place.proxy(scene.servers)
     scene.hits(proxy.hold(place.opening, kind=place.kind))
     leader.popen.kill()
-    standby.wait_for("view", within=12)
+    standby.wait_for("view")
     scene.midway()
     proxy.heal()
     scene.midway()

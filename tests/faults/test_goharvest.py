@@ -11,8 +11,6 @@ from faults.fake_goharvest import FakeGoharvest
 from faults.scene import AT_LEAST_ONCE, Scene
 from harvesting import COMMAND, Process
 
-TAKE_OVER = 20.0
-
 
 def goharvest_file(scene: Scene, *, leader_topic: str, group_id: str) -> str:
     """A reaper.yaml as goharvest reads it, too."""
@@ -50,35 +48,35 @@ def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topi
         return member
 
     theirs = goharvest()
-    scene.wait_until(lambda: theirs.leader_id is not None, within=TAKE_OVER)
+    scene.wait_until(lambda: theirs.leader_id is not None)
     scene.midway()
     assert theirs.published > 0
 
     first = ours()
     first.wait_for("started")
-    scene.wait_until(lambda: scene.group_members(group_id) == 2, within=TAKE_OVER)
+    scene.wait_until(lambda: scene.group_members(group_id) == 2)
     scene.was_in_flight()
     theirs.stop()
-    first.wait_for("view", within=TAKE_OVER)
+    first.wait_for("view")
     scene.midway()
     assert scene.published_by(first) > 0
 
     theirs = goharvest()
-    scene.wait_until(lambda: scene.group_members(group_id) == 2, within=TAKE_OVER)
+    scene.wait_until(lambda: scene.group_members(group_id) == 2)
     scene.was_in_flight()
     first.popen.terminate()
-    first.ends(within=10)
+    first.ends()
     assert first.popen.returncode == 0
-    scene.wait_until(lambda: theirs.leader_id is not None, within=TAKE_OVER)
+    scene.wait_until(lambda: theirs.leader_id is not None)
     scene.midway()
     assert theirs.published > 0
 
     last = ours()
     last.wait_for("started")
-    scene.wait_until(lambda: scene.group_members(group_id) == 2, within=TAKE_OVER)
+    scene.wait_until(lambda: scene.group_members(group_id) == 2)
     scene.was_in_flight()
     theirs.stop()
-    last.wait_for("view", within=TAKE_OVER)
+    last.wait_for("view")
     scene.midway()
     scene.ends_well()
     assert scene.published_by(last) > 0

@@ -187,10 +187,10 @@ def test_a_switch_over_in_order(stage: Stage, follower: EmbeddedPostgres, option
     leader = stage.harvester(command=command(stop="purge", armed=True))
     leader.wait_for("view")
     stage.outbox.stash(100, start=BEFORE)
-    wait_until(lambda: len(stage.outbox.published()) == BEFORE + 100, within=10)
+    wait_until(lambda: len(stage.outbox.published()) == BEFORE + 100)
     leader.popen.kill()
     assert stage.outbox.left() == 100
-    wait_until(lambda: has_caught_up(stage.server, follower), within=20)
+    wait_until(lambda: has_caught_up(stage.server, follower))
     stage.server.stop()
     promote(follower)
     stage.use(follower, name_of(stage))

@@ -46,7 +46,7 @@ class Sample:
 def sample(stage: Stage, process: Process) -> Sample:
     def look() -> tuple[float, int, int, int]:
         since = len(process.events)
-        wait_until(lambda: any(event["event"] == "progress" for event in process.events[since:]), within=5)
+        wait_until(lambda: any(event["event"] == "progress" for event in process.events[since:]))
         progress = process.events[-1]
         [(statements, written)] = stage.outbox.query(
             "SELECT xact_commit, pg_sequence_last_value('outbox_id_seq') "
@@ -82,7 +82,7 @@ def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.Fix
         began = time.monotonic()
         pumping = subprocess.Popen(load, stdout=subprocess.DEVNULL)
         try:
-            wait_until(lambda: stage.outbox.query("SELECT max(published) FROM outbox_leader")[0][0] > 0, within=10)
+            wait_until(lambda: stage.outbox.query("SELECT max(published) FROM outbox_leader")[0][0] > 0)
             first = sample(stage, process)
             time.sleep(max(0.0, seconds - 1.5 * _SAMPLE - (time.monotonic() - began)))
             last = sample(stage, process)
@@ -90,12 +90,12 @@ def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.Fix
         finally:
             pumping.kill()
             pumping.wait()
-        stage.is_drained(within=5)
+        stage.is_drained()
         print(f"{first=} {last=}")
         assert first.records > 0.8 * RATE, "the load is not what it should be"
         assert last.records >= 0.9 * first.records
         assert last.statements <= 1.2 * first.statements
-        wait_until(lambda: status(stage)["dead_rows"] >= 0.9 * records, within=10)
+        wait_until(lambda: status(stage)["dead_rows"] >= 0.9 * records)
         holder = status(stage)["oldest_holder"]
         assert (holder["kind"], holder["pid"]) == ("session", idle.info.backend_pid)
         assert holder["name"] == "postgres, forgetful, idle in transaction"

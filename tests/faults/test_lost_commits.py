@@ -116,7 +116,7 @@ def crash(stage: Stage, stop: str, *, without: tuple[str, ...] = ()) -> tuple[li
 
 def test_what_a_crash_undoes_is_not_published_and_what_comes_instead_is(stage: Stage) -> None:
     kept, _ = crash(stage, "flush")
-    stage.is_drained(within=30)
+    stage.is_drained()
     assert sorted(number for _, number in stage.outbox.published()) == sorted(kept)
 
 

@@ -41,7 +41,7 @@ def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([outbox.topic])[outbox.topic].result()
     topic = NewTopic(outbox.topic, PARTITIONS, 1, config={"max.message.bytes": str(MAX_MESSAGE_BYTES)})
-    wait_until(lambda: _made(admin, topic), within=20)
+    wait_until(lambda: _made(admin, topic))
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
         connection.execute("ALTER TABLE outbox_parked ALTER kafka_value TYPE text")
@@ -80,7 +80,7 @@ def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
         process.end()
     process = Process([*COMMAND, "harvest", "-f", str(file)])
     try:
-        wait_until(lambda: outbox.left() == 0, within=60)
+        wait_until(lambda: outbox.left() == 0)
         causes = "SELECT cause FROM outbox_parked WHERE cause IS NOT NULL ORDER BY 1"
         expected = ["headers", "headers", "partition", "too_large", "topic_name"]
         assert [cause for (cause,) in outbox.query(causes)] == expected
@@ -94,7 +94,7 @@ def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
         time.sleep(1.2)
         process.end()
         process = Process([*COMMAND, "harvest", "-f", str(file)])
-        wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)], within=60)
+        wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)])
         whole[strayed].append(missing)
         assert outbox.by_key() == whole
     finally:
@@ -129,7 +129,7 @@ class Race:
         try:
             process.wait_for("view")
             began = time.monotonic()
-            wait_until(lambda: self.outbox.left() == 0, within=60)
+            wait_until(lambda: self.outbox.left() == 0)
             return time.monotonic() - began
         finally:
             process.end()

@@ -15,7 +15,7 @@ from harvesting import Process
 # The defaults.
 SESSION_TIMEOUT = 6.0
 HEARTBEAT_TIMEOUT = 2.0
-SLACK = 4.0  # where time is not what is measured
+SLACK = 20.0  # where time is not what is measured
 
 
 def first_record_of(scene: Scene, successor: Process, since: int) -> float:
@@ -77,8 +77,8 @@ def test_a_fenced_leader_does_not_duel(scene: Scene) -> None:
     standby.wait_for("view", within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
     views = scene.views()
     os.kill(leader.popen.pid, signal.SIGCONT)
-    scene.next_event(leader, "fenced", "stood_by", since=stopped_at, within=10)
-    scene.wait_until(lambda: scene.group_members() == 2, within=20)
+    scene.next_event(leader, "fenced", "stood_by", since=stopped_at)
+    scene.wait_until(lambda: scene.group_members() == 2)
     scene.midway()
     time.sleep(2 * HEARTBEAT_TIMEOUT)  # as long as a duel would take to show
     assert scene.views() - views <= 2, scene.story()
@@ -107,13 +107,13 @@ def test_a_leader_that_cant_reach_postgres_resigns_and_comes_back_as_standby(sce
     scene.hits(scene.servers.to_postgres.swallow(MARK))
     scene.servers.to_postgres.swallow()
     leader.wait_for("resigned")
-    scene.next_event(standby, "view", since=since, within=10)
+    scene.next_event(standby, "view", since=since)
     scene.midway()
     assert not [event for event in leader.events if event["event"] == "rejoined"]
     scene.servers.to_postgres.heal()
     views = scene.views()
-    leader.wait_for("rejoined", within=30)
-    scene.wait_until(lambda: scene.group_members() == 2, within=20)
+    leader.wait_for("rejoined")
+    scene.wait_until(lambda: scene.group_members() == 2)
     scene.midway()
     assert scene.views() - views <= 1, scene.story()
     assert scene.standing(leader) == "standby", scene.story()
@@ -126,7 +126,7 @@ def test_a_leader_whose_produce_hangs_lets_go_in_time(scene: Scene) -> None:
     scene.hits(scene.servers.to_produce.swallow())
     since = len(leader.events)
     newcomer = scene.member()
-    stood_by = scene.next_event(leader, "stood_by", since=since, within=20)
+    stood_by = scene.next_event(leader, "stood_by", since=since)
     scene.was_in_flight()
     scene.wait_until(
         lambda: any(event["event"] == "elected" for event in leader.events[since:] + newcomer.events), within=20
@@ -156,9 +156,9 @@ def test_a_stopped_leader_that_holds_the_fence_loses_its_backend(scene: Scene) -
             unmarked = "SELECT FROM outbox WHERE leader_id IS NULL ORDER BY id DESC LIMIT 1000 FOR UPDATE SKIP LOCKED"
             return locking.execute(unmarked).rowcount > 0
 
-        scene.wait_until(some_are_locked, within=10)
+        scene.wait_until(some_are_locked)
         waiting = f"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {backend}"
-        scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)], within=10)
+        scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)])
         os.kill(leader.popen.pid, signal.SIGSTOP)
         assert scene.outbox.query(waiting) == [(True,)]
         assert scene.outbox.query("SELECT FROM outbox_leader FOR UPDATE SKIP LOCKED") == [], "the fence is not held"

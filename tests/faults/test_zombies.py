@@ -17,7 +17,6 @@ from harvesting import Process
 pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
 
 LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
-TAKE_OVER = 15.0
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def scene(scene: Scene) -> Scene:
 def stop(scene: Scene, member: Process) -> None:
     """Let a member stop at its point, with records in flight."""
     os.kill(member.popen.pid, signal.SIGUSR1)
-    scene.wait_until(lambda: is_stopped(member), within=10)
+    scene.wait_until(lambda: is_stopped(member))
     scene.was_in_flight()
 
 
@@ -46,11 +45,11 @@ def zombie(scene: Scene, point: str, *, without: tuple[str, ...] = ()) -> None:
     standby = scene.standby(command=command(without=without))
     scene.midway()
     stop(scene, leader)
-    standby.wait_for("view", within=TAKE_OVER)
+    standby.wait_for("view")
     # By its own account: consumers don't see past a transaction that nobody has ended.
-    scene.wait_until(lambda: scene.published_by(standby) > 0, within=20)
+    scene.wait_until(lambda: scene.published_by(standby) > 0)
     since = go_on(leader)
-    scene.next_event(leader, "fenced", "stood_by", since=since, within=10)
+    scene.next_event(leader, "fenced", "stood_by", since=since)
     scene.midway()
 
 
@@ -71,14 +70,14 @@ def test_a_leader_that_was_stopped_with_a_purge_running_has_no_effect(scene: Sce
     )
     with psycopg.connect(scene.outbox.database) as locking:
         some = "SELECT FROM outbox ORDER BY id DESC LIMIT 1000 FOR UPDATE SKIP LOCKED"
-        scene.wait_until(lambda: locking.execute(some).rowcount > 0, within=10)
-        scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)], within=10)
+        scene.wait_until(lambda: locking.execute(some).rowcount > 0)
+        scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)])
         os.kill(leader.popen.pid, signal.SIGSTOP)
         scene.was_in_flight()
-        standby.wait_for("view", within=TAKE_OVER)
+        standby.wait_for("view")
     scene.midway()
     since = go_on(leader)
-    scene.next_event(leader, "fenced", "stood_by", "error", since=since, within=10)
+    scene.next_event(leader, "fenced", "stood_by", "error", since=since)
     scene.midway()
     scene.ends_well()
 
@@ -91,13 +90,13 @@ def test_a_member_that_was_stopped_while_it_took_over_has_no_effect(scene: Scene
     leader = scene.member(command=command(stop=point, armed=True))
     leader.wait_for("started")
     first.popen.kill()
-    scene.wait_until(lambda: is_stopped(leader), within=TAKE_OVER)
+    scene.wait_until(lambda: is_stopped(leader))
     scene.was_in_flight()
     standby = scene.member()
-    standby.wait_for("view", within=TAKE_OVER)
+    standby.wait_for("view")
     scene.midway()
     since = go_on(leader)
-    scene.next_event(leader, "fenced", "stood_by", "view", since=since, within=10)
+    scene.next_event(leader, "fenced", "stood_by", "view", since=since)
     scene.midway()
     scene.ends_well()
 
@@ -116,14 +115,14 @@ def witness_of_long_ago(scene: Scene, *, without: tuple[str, ...] = ()) -> None:
     standby = scene.standby(command=command(without=without))
     scene.midway()
     stop(scene, leader)
-    standby.wait_for("view", within=TAKE_OVER)
+    standby.wait_for("view")
     for _ in range(3):  # so that the ledger says, too, that more is witnessed
-        scene.next_event(standby, "progress", since=len(standby.events), within=5)
+        scene.next_event(standby, "progress", since=len(standby.events))
         scene.midway()
     scene.load.pot = 0
-    scene.wait_until(lambda: scene.outbox.left() == 0, within=20)
+    scene.wait_until(lambda: scene.outbox.left() == 0)
     for _ in range(3):  # the last witness of all is told
-        scene.next_event(standby, "progress", since=len(standby.events), within=5, in_flight=0)
+        scene.next_event(standby, "progress", since=len(standby.events), in_flight=0)
     go_on(leader)
     time.sleep(1)
     for member in (leader, standby):

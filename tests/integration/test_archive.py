@@ -263,8 +263,8 @@ def test_a_harvest_archives_all_that_it_publishes_and_tends_to_the_archive(
     outbox.stash(3000)
     process = Process(CHILD, first_line={"config": outbox.settings})
     try:
-        wait_until(lambda: outbox.left() == 0, within=30, doing="harvesting")
-        wait_until(lambda: len(days(database)) == DAYS_AHEAD + 1, within=30, doing=f"tending: {process.events}")
+        wait_until(lambda: outbox.left() == 0, doing="harvesting")
+        wait_until(lambda: len(days(database)) == DAYS_AHEAD + 1, doing=f"tending: {process.events}")
     finally:
         process.end()
     assert outbox.query("SELECT count(*), count(DISTINCT id) FROM outbox_archive") == [(3000, 3000)]
@@ -283,7 +283,7 @@ def test_a_harvester_without_its_archive_does_not_start(database: str, kafka: Em
     outbox: Outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", purge="archive")
     process = Process(CHILD, first_line={"config": outbox.settings})
     try:
-        process.ends(within=20)
+        process.ends()
     finally:
         process.end()
     assert 'there is no "outbox_archive". Run `airflow-outbox init`' in process.events[-1]["error"]

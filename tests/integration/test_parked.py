@@ -95,10 +95,9 @@ def poisoned(outbox: Outbox, harvester: Process) -> Outbox:
     poison(outbox)
     wait_until(
         lambda: outbox.query("SELECT count(*) FROM outbox_parked")[0][0] == 6,
-        within=30,
         doing=f"parking: {harvester.events}",
     )
-    wait_until(lambda: outbox.left() == 0, within=30, doing="publishing the others")
+    wait_until(lambda: outbox.left() == 0, doing="publishing the others")
     return outbox
 
 
@@ -151,7 +150,7 @@ def test_status_counts_what_is_parked_by_cause(poisoned: Outbox, run: Run) -> No
     }
     assert "1 too_large, 1 unknown_topic; 4 wait behind them" in run("status").stdout
     write(poisoned, OutboxRecord(small(poisoned), "a", "3"))
-    wait_until(lambda: len(listed(run)) == 7, within=20)
+    wait_until(lambda: len(listed(run)) == 7)
     assert json.loads(run("status", "--output", "json").stdout)["parked"]["transactions_held"] == (
         1 if knows_transactions else None
     )
@@ -160,18 +159,18 @@ def test_status_counts_what_is_parked_by_cause(poisoned: Outbox, run: Run) -> No
 def test_a_retry_is_carried_out_in_order_when_the_cause_is_gone(poisoned: Outbox, harvester: Process, run: Run) -> None:
     create(poisoned, missing(poisoned))
     assert "asked to retry 3 records" in run("parked", "retry", "--topic", missing(poisoned)).stdout
-    wait_until(lambda: len(listed(run)) == 3, within=20, doing="the retry")
+    wait_until(lambda: len(listed(run)) == 3, doing="the retry")
     assert values(poisoned, missing(poisoned)) == ["0", "1", "2"]
 
     def told() -> int:
         retried = [event["topics"] for event in harvester.events if event["event"] == "retried"]
         return sum(topics.get(missing(poisoned), 0) for topics in retried)
 
-    wait_until(lambda: told() == 3, within=5, doing="the event")
+    wait_until(lambda: told() == 3, doing="the event")
     config = AdminClient({"bootstrap.servers": poisoned.bootstrap})
     enlarge(config, small(poisoned))
     run("parked", "retry", "--all")
-    wait_until(lambda: listed(run) == [], within=20, doing="the other retry")
+    wait_until(lambda: listed(run) == [], doing="the other retry")
     assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == [TOO_LARGE, "1", "2"]
     assert json.loads(run("status", "--output", "json").stdout)["parked"]["refused"] == {}
 
@@ -187,12 +186,12 @@ def enlarge(admin: AdminClient, topic: str) -> None:
 def test_a_retry_in_vain_is_answered_with_why(poisoned: Outbox, harvester: Process, run: Run) -> None:
     before = listed(run, "--topic", small(poisoned))
     run("parked", "retry", "--id", str(before[2]["id"]))
-    wait_until(lambda: listed(run, "--id", str(before[0]["id"]))[0]["attempts"] == 1, within=20, doing="the retry")
+    wait_until(lambda: listed(run, "--id", str(before[0]["id"]))[0]["attempts"] == 1, doing="the retry")
     after = listed(run, "--topic", small(poisoned))
     assert [row["id"] for row in after] == [row["id"] for row in before]
     assert {row["requested"] for row in after} == {None}
     assert after[0]["cause"] == "too_large"
-    wait_until(lambda: "too_large" in refused_again(harvester), within=5, doing="the event")
+    wait_until(lambda: "too_large" in refused_again(harvester), doing="the event")
 
 
 def refused_again(harvester: Process) -> set[str]:
@@ -205,7 +204,7 @@ def test_a_discarded_record_lets_the_next_ones_go_and_is_kept_until_it_is_purged
 ) -> None:
     bad = listed(run, "--topic", small(poisoned))[0]["id"]
     assert "asked to discard 1" in run("parked", "discard", "--id", str(bad), "--reason", "a test's own").stdout
-    wait_until(lambda: listed(run, "--topic", small(poisoned)) == [], within=20, doing="the discard")
+    wait_until(lambda: listed(run, "--topic", small(poisoned)) == [], doing="the discard")
     assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == ["1", "2"]
     harvester.wait_for("discarded", topics={small(poisoned): 1})
     (note,) = listed(run, "--discarded")

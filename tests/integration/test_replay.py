@@ -204,7 +204,7 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
     admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
     admin.create_topics([NewTopic(other, PARTITIONS, 1)])[other].result()
     outbox.stash(COUNT)
-    wait_until(lambda: outbox.left() == 0, within=30, doing="harvesting")
+    wait_until(lambda: outbox.left() == 0, doing="harvesting")
 
     def replay(*options: str, answer: str | None = None) -> Result:
         return CliRunner().invoke(main, ["replay", "-f", str(file), *options], input=answer)
@@ -218,11 +218,11 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
     assert replay("--all", "--transaction", "0", "--yes").exit_code == 1
     done = replay("--key", "k3", "--to", other, "--id", "incident-7", answer="y\n")
     assert "30 records are stashed again under the header outbox-replay: incident-7" in done.output
-    wait_until(lambda: outbox.left() == 0, within=30, doing="publishing once more")
+    wait_until(lambda: outbox.left() == 0, doing="publishing once more")
     messages = Outbox(outbox.database, outbox.bootstrap, other).committed()
     assert [message.value().decode() for message in messages] == [str(n) for n in range(3, COUNT, 10)]
     assert {dict(message.headers() or [])["outbox-replay"] for message in messages} == {b"incident-7"}
-    wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_archive")[0][0] == COUNT + 30, within=20)
+    wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_archive")[0][0] == COUNT + 30)
     assert replay("--key", "k3", "--to", other, "--id", "incident-7", "--yes").exit_code == 0
     assert outbox.left() == 0
 
@@ -231,7 +231,7 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
 def test_a_replay_that_is_killed_again_and_again_publishes_each_record_once(outbox: Outbox, file: Path) -> None:
     count = 20_000
     outbox.stash(count)
-    wait_until(lambda: outbox.left() == 0, within=60, doing="harvesting")
+    wait_until(lambda: outbox.left() == 0, doing="harvesting")
     command = [*COMMAND, "replay", "-f", str(file), "--all", "--id", "again", "--transaction", "20", "--yes"]
 
     def stashed() -> int:
@@ -241,12 +241,12 @@ def test_a_replay_that_is_killed_again_and_again_publishes_each_record_once(outb
     interrupted = 0
     for target in (2_000, 6_000, 11_000):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            wait_until(lambda target=target: stashed() >= target, within=60, doing="the replay")  # type: ignore[misc]
+            wait_until(lambda target=target: stashed() >= target, doing="the replay")  # type: ignore[misc]
             os.kill(process.pid, signal.SIGKILL)
         interrupted += process.returncode == -signal.SIGKILL
     assert interrupted == 3
     assert stashed() < count
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    wait_until(lambda: outbox.left() == 0, within=60, doing="publishing once more")
+    wait_until(lambda: outbox.left() == 0, doing="publishing once more")
     again = [int(m.value()) for m in outbox.committed() if "outbox-replay" in dict(m.headers() or [])]
     assert sorted(again) == list(range(count))

@@ -264,10 +264,10 @@ def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, sta
             process.end()
         assert claimed > 10
         start()
-        wait_until(lambda: all(published(connection, ticket) for ticket in tickets), within=30)
+        wait_until(lambda: all(published(connection, ticket) for ticket in tickets))
         assert sorted(number for _, number in outbox.published()) == list(range(5 * len(tickets)))
         counts = [({outbox.topic: 5 * len(tickets)},)]
-        wait_until(lambda: outbox.query("SELECT topics FROM outbox_published") == counts, within=5)
+        wait_until(lambda: outbox.query("SELECT topics FROM outbox_published") == counts)
 
 
 def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_pat
             f"transaction {ticket.transaction_id} is committed, 1 records of it wait to be published",
         )
         start().wait_for("view")
-        wait_until(lambda: published(connection, ticket), within=20)
+        wait_until(lambda: published(connection, ticket))
     told = ask(ticket, "--output", "json")
     assert told.returncode == 0
     assert json.loads(told.stdout) == {
@@ -310,10 +310,10 @@ def test_a_parked_record_of_the_transaction_is_named(outbox: Outbox, start: Call
         connection.execute("UPDATE outbox SET kafka_header_values = ARRAY[]::text[] WHERE kafka_value = '1'")
     start()
     with psycopg.connect(outbox.database, autocommit=True) as connection:
-        wait_until(lambda: ticket_status(connection, ticket).state is TicketState.PARKED, within=20)
+        wait_until(lambda: ticket_status(connection, ticket).state is TicketState.PARKED)
         status = ticket_status(connection, ticket)
         assert (status.parked, status.discarded) == (1, 0)
         assert status.reasons == ("1 header names for 0 header values",)
         assert not published(connection, ticket)
         connection.execute("UPDATE outbox_parked SET kafka_header_values = ARRAY['1'], requested = 'retry'")
-        wait_until(lambda: published(connection, ticket), within=20)
+        wait_until(lambda: published(connection, ticket))

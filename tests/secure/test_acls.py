@@ -76,18 +76,18 @@ def test_the_list_is_enough_and_each_entry_is_needed(
             if purpose == "harvest":
                 assert f"missing: {needed(acl)}" in run(outbox, tmp_path, "check", status=1)
                 process = start(outbox)
-                wait_until(lambda acl=acl, process=process: needed(acl) in said_by(process), within=30, doing=str(acl))
+                wait_until(lambda acl=acl, process=process: needed(acl) in said_by(process), doing=str(acl))
                 # Who leads without being heard steps down only after the heartbeat timeout.
                 assert outbox.left() == 10 or acl.name in last
                 process.popen.terminate()
-                process.ends(within=10)
+                process.ends()
             elif purpose == "check":
                 assert f"is not known: {needed(acl)}" in run(outbox, tmp_path, "check")
     process = start(outbox)
     for turn in (0, 10):  # the second when it would have stepped down, had nobody heard it
         outbox.stash(turn, start=10)
-        wait_until(lambda: outbox.left() == 0, within=30, doing=str(process.events))
-        wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)], within=60)
+        wait_until(lambda: outbox.left() == 0, doing=str(process.events))
+        wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)])
         time.sleep(3)
     assert "error" not in {event["event"] for event in process.events}
     assert outbox.by_key() == {f"k{n}": [n, n + 10] for n in range(10)}
@@ -153,5 +153,5 @@ def test_both_mechanisms(make_outbox: MakeOutbox, secure: SecureKafka, start: St
         secure.allow(PLAIN_USER, outbox.acls)
         outbox.settings["kafka"] = secure.login(PLAIN_USER, PLAIN_PASSWORD, mechanism="PLAIN")
     outbox.stash(20)
-    start(outbox, until="drained", child=True).ends(within=30)
+    start(outbox, until="drained", child=True).ends()
     assert len(outbox.published()) == 20

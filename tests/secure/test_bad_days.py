@@ -153,7 +153,7 @@ def outlives_what_is_mended(make_outbox: MakeOutbox, start: Start, disks: list[D
         as_a_role(outbox)
     processes = {name: start(outbox) for name, outbox in outboxes.items()}
     for process in processes.values():
-        process.wait_for("progress", within=60, standing="leading")
+        process.wait_for("progress", standing="leading")
     for name, day in days.items():
         day.damage(outboxes[name])
 
@@ -201,13 +201,13 @@ def outlives_a_broker_whose_disk_is_full(database: str, folder: Path, classpath:
         outbox.stash(RECORDS)
         says = "can't reach Kafka at .*Check bootstrap.servers"
         if disk is not None:
-            wait_until(lambda: not runs(kafka), within=30, doing="waiting for the broker to give up")
-        wait_until(lambda: any(re.search(says, error) for error in said(process)), within=20, doing=str(process.events))
+            wait_until(lambda: not runs(kafka), doing="waiting for the broker to give up")
+        wait_until(lambda: any(re.search(says, error) for error in said(process)), doing=str(process.events))
         [seen] = watch({"": process}).values()
         assert seen.cpu < MOST_CPU
         assert seen.lines < MOST_LINES
         if disk is not None:
             (folder / "ballast").unlink()
         kafka.restart()
-        wait_until(lambda: outbox.left() == 0, within=30, doing=str(said(process)))
+        wait_until(lambda: outbox.left() == 0, doing=str(said(process)))
         assert outbox.by_key().keys() == {f"k{n}" for n in range(10)}

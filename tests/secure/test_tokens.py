@@ -115,7 +115,7 @@ async def goes_on_over_several_expiries(
         await asyncio.sleep(1)
     assert await running == [{"status": "ended", "reason": "time", "published": count}]
     command.popen.terminate()
-    command.ends(within=5)
+    command.ends()
     for name, each in outboxes.items():
         assert each.left() == 0, name
         assert [number for _, number in sorted(each.published(), key=lambda record: record[1])] == list(range(count))
@@ -135,7 +135,7 @@ def without_new_tokens_it_says_why_and_goes_on_when_they_come(
     (folder / "fetched" / "away").touch()
     child.tell({"token_error": "the issuer is away"})
     for process in (child, command):
-        wait_until(lambda process=process: "the issuer is away" in errors(process), within=10, doing=errors(process))
+        wait_until(lambda process=process: "the issuer is away" in errors(process), doing=errors(process))
     time.sleep(max(LIFE, expires_at - time.time()) + 0.5)
     for outbox in (relayed, fetched):
         outbox.stash(10)
@@ -146,7 +146,7 @@ def without_new_tokens_it_says_why_and_goes_on_when_they_come(
     tell_token(child, relayed.user, 60)
     for outbox, process in ((relayed, child), (fetched, command)):
         # librdkafka asks again ten seconds after a failure, and then the group has to take the member back.
-        wait_until(lambda outbox=outbox: outbox.left() == 0, within=60, doing=errors(process))
+        wait_until(lambda outbox=outbox: outbox.left() == 0, doing=errors(process))
 
 
 def errors(process: Process) -> str:
@@ -163,7 +163,7 @@ def waits_for_the_first_token_but_not_for_ever(outboxes: list[SecureOutbox], sta
     tell_token(processes[0], patient.user, 60)
     processes[0].wait_for("view")
     for process, why in zip(processes[1:], ("no such role", "the token that came expired"), strict=True):
-        process.ends(within=20)
+        process.ends()
         assert process.popen.returncode == 1
         said = errors(process)
         assert why in said

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from harvesting import BUSY, PATIENCE
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
@@ -71,18 +72,19 @@ async def test_a_parked_record_is_told_to_the_asset_and_to_the_users_function(
 
 
 async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: Outbox) -> None:
+    others = set(psutil.Process().children())
     trigger = OutboxHarvestTrigger(emit="end")
     running = asyncio.create_task(_first(trigger))
     outbox.stash(10)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while outbox.left():
             await asyncio.sleep(0.1)
-    (process,) = [child for child in psutil.Process().children() if "airflow_outbox.harvest" in child.cmdline()]
+    (process,) = set(psutil.Process().children()) - others
     begun = asyncio.get_running_loop().time()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert asyncio.get_running_loop().time() - begun < 1
+    assert asyncio.get_running_loop().time() - begun < 1 + BUSY
     assert not process.is_running()
 
 

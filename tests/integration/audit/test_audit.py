@@ -46,7 +46,7 @@ def test_all_is_well_after_a_harvest_and_while_one_goes_on(archived: Archived) -
             writer.join()
     finally:
         harvester.popen.terminate()
-        harvester.ends(within=20)
+        harvester.ends()
         harvester.end()
     subprocess.run([*COMMAND, "harvest", "-f", str(archived.file), "--until", "drained"], check=True, timeout=60)
     report = archived.audit()
