@@ -110,6 +110,8 @@ class LedgerReader:
                     return records
             elif error.code() == BrokerError._AUTO_OFFSET_RESET:
                 raise HistoryError(f"the ledger does not hold offset {start} any more")
+            elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+                raise KafkaError(not_allowed("READ", "topic", self._topic))
             elif not error.retriable() and not is_about_unused_group(error):
                 raise KafkaError(explained(error, self._config.kafka))
         raise KafkaError(self._complaint or "the ledger can't be read to its end: a transaction stays open in it")

@@ -7,11 +7,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from harvesting import BUSY
 from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
@@ -95,22 +97,28 @@ async def attended(leader: Leader) -> None:
 
 async def test_an_announcement_is_heard_within_milliseconds(database: str, leader: Leader) -> None:
     listening = Listener(database)
-    ticket = leader.stash()
-    found: list[TicketStatus] = []
-    waiting = asyncio.create_task(wait(listening, ticket, found))
-    await attended(leader)
-    assert [status.state for status in found] == [TicketState.WAITING]
-    begun = time.monotonic()
-    leader.purge()
-    status = await waiting
-    assert time.monotonic() - begun < 0.1
-    assert status == TicketStatus(ticket, TicketState.PUBLISHED, 0)
+    delays: list[float] = []
+    for _ in range(5):
+        ticket = leader.stash()
+        found: list[TicketStatus] = []
+        waiting = asyncio.create_task(wait(listening, ticket, found))
+        await attended(leader)
+        async with asyncio.timeout(10):
+            while not found:
+                await asyncio.sleep(0.05)
+        assert [status.state for status in found] == [TicketState.WAITING]
+        begun = time.monotonic()
+        leader.purge()
+        status = await waiting
+        delays.append(time.monotonic() - begun)
+        assert status == TicketStatus(ticket, TicketState.PUBLISHED, 0)
+    assert median(delays) < 0.1, delays
 
 
 async def test_what_is_stored_is_found_without_an_announcement(database: str, leader: Leader) -> None:
     ticket = leader.stash()
     leader.beat()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(5):
         assert (await wait(Listener(database), ticket)).state is TicketState.PUBLISHED
 
 
@@ -124,7 +132,7 @@ async def test_where_no_announcement_comes_it_looks_once_a_second(database: str,
     leader.connection.execute("UPDATE outbox_leader SET watermark = %s", [text])
     begun = time.monotonic()
     await waiting
-    assert 0.01 < time.monotonic() - begun < 1.5
+    assert 0.01 < time.monotonic() - begun < 1 + 2 * BUSY
 
 
 async def test_behind_a_pooler_it_looks_once_a_second(
@@ -139,7 +147,7 @@ async def test_behind_a_pooler_it_looks_once_a_second(
         for each in others:
             each.execute("SELECT 1")
         leader.beat()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(5):
             assert {status.state for status in await asyncio.gather(*waiting)} == {TicketState.PUBLISHED}
         for each in others:
             each.close()
@@ -190,7 +198,7 @@ async def test_one_that_is_rolled_back_while_it_is_awaited_is_told_at_once(datab
         assert [status.state for status in found] == [TicketState.OPEN]
         writer.rollback()
         leader.purge()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(3):  # it would look by itself only every ten seconds
             with pytest.raises(RolledBackError):
                 await waiting
 
@@ -200,7 +208,7 @@ async def test_a_new_incarnation_refuses_who_waits(database: str, leader: Leader
     await attended(leader)
     leader.connection.execute("UPDATE outbox_leader SET incarnation = 2, watermark = NULL")
     leader.beat()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(3):
         with pytest.raises(TicketRefusedError, match="incarnation"):
             await waiting
 
@@ -222,13 +230,15 @@ async def test_a_lost_connection_is_made_anew(database: str, leader: Leader) -> 
     waiting = asyncio.create_task(wait(listening, ticket))
     await attended(leader)
     for _ in range(2):
-        leader.connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [leader.listening()]
-        )
-        await asyncio.sleep(1)
+        [lost] = leader.listening()
+        leader.connection.execute("SELECT pg_terminate_backend(%s)", [lost])
+        async with asyncio.timeout(5):
+            while leader.listening() in ([], [lost]):
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
         assert len(leader.listening()) == 1
     leader.purge()
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(0.9):  # it would look by itself, too, but not so soon
         await waiting
 
 

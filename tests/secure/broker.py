@@ -44,6 +44,11 @@ class Acl:
     name: str
     operation: str
 
+    @property
+    def kind(self) -> str:
+        """The resource as Kafka's tools spell it."""
+        return self.resource.lower().replace("_", "-")
+
     def binding(self, user: str) -> AclBinding:
         return AclBinding(
             ResourceType[self.resource],

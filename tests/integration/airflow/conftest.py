@@ -15,7 +15,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import PARTITIONS
+from harvesting import PARTITIONS, PATIENCE
 from harvesting import Outbox as Topic
 from psycopg.conninfo import conninfo_to_dict
 
@@ -181,7 +181,7 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-def wait_until(happened: Callable[[], object], *, within: float, what: str | Callable[[], str]) -> float:
+def wait_until(happened: Callable[[], object], *, within: float = PATIENCE, what: str | Callable[[], str]) -> float:
     """Wait until something happens; the seconds it took. Fails after `within` seconds."""
     begun = time.monotonic()
     while not happened():

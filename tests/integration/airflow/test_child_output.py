@@ -31,7 +31,7 @@ def test_a_supervisor_that_does_not_read_does_not_stop_the_harvest(outbox: Outbo
         process.stdin.flush()
         try:
             outbox.stash(1000)
-            wait_until(lambda: outbox.left() == 0, within=20, what="the harvest")
+            wait_until(lambda: outbox.left() == 0, what="the harvest")
             with open(output) as lines:
                 events = [json.loads(line) for line in lines if line.strip()]
             assert process.wait(5) == 0

@@ -103,7 +103,7 @@ def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_p
     )
     with subprocess.Popen([sys.executable, str(supervisor)], stdout=subprocess.DEVNULL) as process:
         outbox.stash(10)
-        wait_until(lambda: outbox.left() == 0, within=30, what="the harvest")
+        wait_until(lambda: outbox.left() == 0, what="the harvest")
         (child,) = [
             each for each in psutil.Process(process.pid).children() if "airflow_outbox.harvest" in each.cmdline()
         ]

@@ -47,7 +47,7 @@ class Harvester:
     def stop(self) -> None:
         if self._process is not None:
             self._process.popen.terminate()
-            self._process.ends(within=10)
+            self._process.ends()
             self._process.end()
             self._process = None
 
@@ -75,7 +75,7 @@ def kill_triggerers(airflow: AirflowStandalone) -> None:
     for process in processes:
         process.kill()
     psutil.wait_procs(processes, timeout=5)
-    wait_until(lambda: all(gone(process) for process in processes), within=5, what="the end of the triggerer")
+    wait_until(lambda: all(gone(process) for process in processes), what="the end of the triggerer")
 
 
 def test_a_sensor_waits_for_what_the_task_before_has_stashed(
@@ -84,7 +84,7 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
     run_id = start(airflow, "publish")
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=60)
     waiting = "is committed, 1 records of it wait to be published"
-    wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), within=20, what="its log")
+    wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), what="its log")
     harvester.start()
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=60)
     assert outbox.left() == 0
@@ -139,7 +139,7 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
     airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=60)
     kill_triggerers(airflow)
     harvester.start()
-    wait_until(lambda: outbox.left() == 0, within=20, what="the harvest")  # while nobody listens
+    wait_until(lambda: outbox.left() == 0, what="the harvest")  # while nobody listens
     airflow.start_triggerer()
     airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=90)
     expected += 30

@@ -30,7 +30,7 @@ def start_harvest(airflow: AirflowStandalone, outbox: Outbox, dag_id: str) -> tu
 
 def published_by(airflow: AirflowStandalone, outbox: Outbox) -> psutil.Process:
     outbox.stash(100)
-    wait_until(lambda: outbox.left() == 0, within=30, what="the harvest")
+    wait_until(lambda: outbox.left() == 0, what="the harvest")
     (process,) = harvesting(airflow)
     return process
 
@@ -50,7 +50,7 @@ def test_a_sensor_shows_what_it_does_while_it_harvests_and_ends_when_a_user_ends
 ) -> None:
     run_id, process = start_harvest(airflow, outboxes["forever"], "forever")
 
-    wait_until(lambda: airflow.api.xcom("forever", run_id, TASK, "progress"), within=15, what="the XCom progress")
+    wait_until(lambda: airflow.api.xcom("forever", run_id, TASK, "progress"), what="the XCom progress")
     progress = airflow.api.xcom("forever", run_id, TASK, "progress")
     assert {"standing", "view", "published", "in_flight", "rate"} == set(progress)
     log = airflow.api.task_log("forever", run_id, TASK)
@@ -105,11 +105,11 @@ def test_a_watched_asset_harvests_while_its_dag_is_unpaused_and_starts_it(
     assert not harvesting(airflow)
     airflow.api.unpause("watching")
     outbox.stash(100)
-    wait_until(lambda: outbox.left() == 0, within=40, what="the harvest")
+    wait_until(lambda: outbox.left() == 0, what="the harvest")
     (process,) = harvesting(airflow)
     for _ in range(30):
         outbox.stash(10)
-    wait_until(lambda: outbox.left() == 0, within=20, what="the harvest")
+    wait_until(lambda: outbox.left() == 0, what="the harvest")
 
     def told() -> list[dict[str, Any]]:
         """What the runs that the asset has started were told, oldest first."""
