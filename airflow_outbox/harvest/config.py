@@ -32,18 +32,21 @@ DeliveryMode = Literal["exactly_once", "at_least_once"]
 class Limits(Settings):
     """Bounds and time-outs."""
 
-    max_in_flight_records: int = Field(default=30_000, gt=0)
+    max_in_flight_records: int = Field(default=60_000, gt=0)
     """Records that are marked and not yet purged, at most; exactly once: that are read and not yet published."""
     max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     """Bytes of key and value of such records; one record may exceed it."""
     mark_records: int = Field(default=5_000, gt=0)
     """Records that one statement marks, at most."""
-    batch_records: int = Field(default=10_000, gt=0)
+    batch_records: int = Field(default=20_000, gt=0)
     """Records that one Kafka transaction holds, at most; more only where an atomic outbox needs it."""
     max_transaction_records: int = Field(default=1_000_000, gt=0)
     """Records of one source transaction that an atomic outbox publishes together, at most."""
-    poll_interval: Duration = 0.01
-    """How long an idle leader waits before it looks again; it doubles up to ten times this while nothing comes."""
+    poll_interval: Duration = 0.002
+    """How long a leader waits before it looks for more.
+
+    It doubles up to 0.1 s (or ten times this) while nothing comes.
+    """
     heartbeat_timeout: Duration = 2.0
     """A leader that reads no heartbeat of its own back for this long steps down."""
     session_timeout: Duration = 6.0

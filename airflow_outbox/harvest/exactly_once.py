@@ -44,7 +44,7 @@ from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
+from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
 from airflow_outbox.pages import OutboxRow
 from airflow_outbox.records import Snapshot
 
@@ -161,7 +161,7 @@ class ExactlyOnceTerm(Term):
             self._flushed = max(self._flushed, position)
 
     async def _read(self) -> None:
-        idle = 1
+        interval = self._limits.poll_interval
         page_records = min(self._limits.batch_records, -(-self._limits.max_in_flight_records // 3))
         page_bytes = -(-self._limits.max_in_flight_bytes // 3)
         while not self._stopping.is_set():
@@ -171,10 +171,11 @@ class ExactlyOnceTerm(Term):
             if self.request.paused or records < page_records or (size < page_bytes and self._held_bytes):
                 await self._room_made.wait()
             elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
-                idle = 1
+                interval = self._limits.poll_interval
+                if self._windows.next.within is None:  # all that was there has been read
+                    await self._idle(interval)
             else:
-                await self._pause(idle * self._limits.poll_interval, self._stopping)
-                idle = min(2 * idle, SLOWEST_POLL)
+                interval = await self._idle(interval)
 
     async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
         page = await self._table.read(

@@ -35,7 +35,7 @@ from airflow_outbox.harvest.parking_events import report_discarded, report_parke
 from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
-from airflow_outbox.harvest.term import ATTENDING_INTERVAL, SLOWEST_POLL, Term
+from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
 from airflow_outbox.table import MarkedRecord
 
 
@@ -96,7 +96,7 @@ class RowMarksTerm(Term):
             raise self._failure
 
     async def _mark(self) -> None:
-        idle = 1
+        interval = self._limits.poll_interval
         while not self._stopping.is_set():
             self._room_made.clear()
             records, size = self._in_flight.room
@@ -110,13 +110,12 @@ class RowMarksTerm(Term):
                 only_marked=self._draining,
             )
             if marked:
-                idle = 1
+                interval = self._limits.poll_interval
                 await self._divide(marked)
             elif self._draining and self.in_flight == 0:
                 self.stop()
             else:
-                await self._pause(idle * self._limits.poll_interval, self._stopping)
-                idle = min(2 * idle, SLOWEST_POLL)
+                interval = await self._idle(interval)
 
     async def _divide(self, marked: Sequence[MarkedRecord]) -> None:
         """Send what can be published, and park what can't, and what waits behind that."""

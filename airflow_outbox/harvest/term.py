@@ -23,10 +23,10 @@ from airflow_outbox.fence import Flushed, Pulse, Request, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table
 
-SLOWEST_POLL = 10  # in poll intervals
 ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0
 _WATCHING_INTERVAL = 1.0
+_SLOWEST_POLL = 0.1
 
 
 class Term(ABC):
@@ -80,6 +80,11 @@ class Term(ABC):
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _idle(self, interval: float) -> float:
+        """Wait this long before the next look for records; how long to wait after that, if there are none."""
+        await self._pause(interval, self._stopping)
+        return min(2 * interval, max(_SLOWEST_POLL, 10 * self._limits.poll_interval))
 
     def _count(self, topics: Counter[str]) -> None:
         """Records were published and purged."""

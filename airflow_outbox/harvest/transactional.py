@@ -24,7 +24,7 @@ from airflow_outbox.harvest.complaints import (
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
 from airflow_outbox.harvest.ledger_reader import LedgerReader
-from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction
 from airflow_outbox.harvest.topic_book import TopicBook
@@ -43,6 +43,8 @@ def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict
     settings = producer_settings(config)
     return {
         **settings,
+        # A batch is flushed when its last record is sent: nothing waits so long.
+        "linger.ms": config.kafka_producer.get("linger.ms", config.kafka.get("linger.ms", 5)),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout,
         "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
@@ -168,6 +170,7 @@ class KafkaTransactionalLog:
         except KafkaException as error:
             raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
         self._transaction.succeeded(Call.BEGIN)
+        self._write((FIRST, None))
 
     def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
         self._begin()
@@ -211,19 +214,23 @@ class KafkaTransactionalLog:
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
         self._begin()
         self._transaction.begins(Call.PUBLISH)
-        for key, value in records:
-            try:
-                self._producer.produce(
-                    self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
-                )
-            except (KafkaException, BufferError) as error:
-                reason = self._why(raised(error)) if isinstance(error, KafkaException) else str(error)
-                raise self._given_up(f"the ledger was not written: {reason}") from error
+        for record in records:
+            self._write(record)
         self._flush()
         if self._purged:
             raise self._given_up(self._not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
         return self._offset
+
+    def _write(self, record: LedgerRecord) -> None:
+        key, value = record
+        try:
+            self._producer.produce(
+                self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
+            )
+        except (KafkaException, BufferError) as error:
+            reason = self._why(raised(error)) if isinstance(error, KafkaException) else str(error)
+            raise self._given_up(f"the ledger was not written: {reason}") from error
 
     def _serve(self) -> None:
         """Let the client call back. What it raises, the next call to it will say again."""

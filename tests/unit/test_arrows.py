@@ -74,7 +74,18 @@ def test_only_airflows_rooms_import_airflow_and_only_sparks_import_pyspark() -> 
 
 
 def test_decisions_do_no_io() -> None:
-    allowed = {"__future__", "airflow_outbox", "collections", "dataclasses", "enum", "json", "typing", "uuid"}
+    allowed = {
+        "__future__",
+        "airflow_outbox",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "json",
+        "operator",
+        "typing",
+        "uuid",
+    }
     for path in (PACKAGE / "harvest" / "protocol").glob("*.py"):
         assert {name.split(".")[0] for name in imports(path)} <= allowed, path
 

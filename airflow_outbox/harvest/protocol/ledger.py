@@ -6,6 +6,8 @@ is. Its keys:
 - `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went; and which
   records were parked, with the reason, or published from among the parked ones. Many scattered ids take several chunks.
   They are deleted (a null value) once Postgres has witnessed that the batch is purged.
+- `first`, the first record of each transaction, without a value: Kafka adds the ledger's partition to the transaction
+  while the batch is on its way, and not when the rest waits for it.
 - `head`, the last record of each transaction: the last batch, the last one *witnessed*, the highest id that was ever
   published, and the batches whose entries are still to be deleted.
 
@@ -30,6 +32,7 @@ from uuid import UUID
 from airflow_outbox.errors import HistoryError, SchemaVersionError
 from airflow_outbox.records import Snapshot
 
+FIRST = "first"
 HEAD = "head"
 FORMAT = 1
 _RUNS_A_CHUNK = 20_000  # of at most some 40 bytes each: below the 1 MB that a broker takes by default
