@@ -271,7 +271,7 @@ class ExactlyOnceTerm(Term):
     async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
         if rows:
             try:
-                batch.add(rows, await self._log.publish(rows))
+                batch.add(await self._log.publish(rows))
             except RecordsRefusedError as error:
                 ids = error.records or [row[0] for row in rows]
                 self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)

@@ -1,8 +1,8 @@
 """What is known of the topics that records go to, so that a record that Kafka will refuse is found before it is sent.
 
 A topic is looked up when its first record comes: whether it is there, may be written to, and how many partitions it
-has. What is known holds until Kafka refuses something of the topic (`doubt`); then it is looked up again, and with it
-the size of the largest record that it takes, if that may be asked.
+has. What is known holds for some minutes, or until Kafka refuses something of the topic (`doubt`); then it is looked up
+again, and with it the size of the largest record that it takes, if that may be asked.
 
 One book lasts as long as the process, and may be used by several threads.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from airflow_outbox.table import MarkedRecord
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500
 _CREATION_TIME = 0.3
+_KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
 # What Kafka adds to key, value and headers of a record, at most, with its batch around it.
 _OVERHEAD = 200
 
@@ -60,7 +61,10 @@ class TopicBook:
         self._topics: dict[str, Topic] = {}
         self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
         self._doubted: set[str] = set()
+        self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
+        self.is_in_doubt = False
+        """Whether a transaction was begun and not committed: perhaps for a record that Kafka refuses."""
         self._lock = threading.Lock()
 
     def doubt(self, topic: str) -> None:
@@ -77,6 +81,11 @@ class TopicBook:
         that were refused before.
         """
         with self._lock:
+            if time.monotonic() > self._known_until:
+                self._known_until = time.monotonic() + _KNOWN_FOR
+                for name in self._plain:
+                    del self._topics[name]
+                self._plain.clear()
             if again:
                 for name in {row[1] for row in rows}:
                     if name in self._topics and self._topics[name].may_have_changed:
@@ -85,6 +94,8 @@ class TopicBook:
 
     def passes(self, rows: Sequence[OutboxRow | MarkedRecord]) -> bool:
         """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""
+        if time.monotonic() > self._known_until:
+            return False
         plain = self._plain
         for row in rows:
             names, values = row[4], row[5]
@@ -93,6 +104,12 @@ class TopicBook:
             if None in names or None in values:
                 return False
         return True
+
+    def partitions(self, names: Collection[str]) -> Mapping[str, int] | None:
+        """How many partitions each of these topics has; None unless that is known of all."""
+        with self._lock:
+            found = {name: self._topics[name].partitions for name in names if name in self._topics}
+        return found if len(found) == len(names) and all(found.values()) else None
 
     def _examine(self, rows: Sequence[OutboxRow | MarkedRecord], provoke: Provoke) -> dict[int, Refusal]:
         if unknown := {row[1] for row in rows} - self._topics.keys():

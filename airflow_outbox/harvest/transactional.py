@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Self, cast
 
 from confluent_kafka import KafkaError as BrokerError
@@ -24,6 +26,7 @@ from airflow_outbox.harvest.complaints import (
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
 from airflow_outbox.harvest.ledger_reader import LedgerReader
+from airflow_outbox.harvest.partitioner import Partitioner
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction
@@ -33,6 +36,11 @@ from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.pages import OutboxRow
 
 logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+"""A topic's partition."""
+
+Report = Callable[[BrokerError | None, Message], None]
 
 _CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
@@ -110,14 +118,14 @@ class KafkaTransactionalLog:
             self._settings["batch.size"] = min(book.smallest_max_bytes, int(self._settings["batch.size"]))
         self._transaction = Transaction()
         self._complaint: str | None = None
-        self._extents: dict[tuple[str, int], list[int]] = {}
+        self._extents: dict[Place, list[int]] = {}
+        self._partitioner = Partitioner(self._settings["partitioner"])
+        self._asks_of_each = False
         self._refused: KafkaError | None = None
         self._offset = 0
         self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
         try:
-            self._producer = Producer(
-                {**self._settings, "error_cb": self._complain, "on_delivery": self._delivered}, logger=logger
-            )
+            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=logger)
         except REFUSALS as error:
             raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
         self._worker = Worker("outbox-publish", when_idle=self._serve)
@@ -170,6 +178,7 @@ class KafkaTransactionalLog:
         except KafkaException as error:
             raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
         self._transaction.succeeded(Call.BEGIN)
+        self._asks_of_each, self._book.is_in_doubt = self._book.is_in_doubt, True
         self._write((FIRST, None))
 
     def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
@@ -177,20 +186,48 @@ class KafkaTransactionalLog:
         self._transaction.begins(Call.PUBLISH)
         self._extents.clear()
         produce = self._producer.produce
-        for number, topic, key, value, names, values, partition, _, _ in rows:
+        known = None if self._asks_of_each else self._book.partitions({row[1] for row in rows})
+        partitions = None if known is None else self._partitioner.choose(rows, known)
+        counts: Mapping[Place, int] = {}
+        reports: Sequence[Report | None] = [self._delivered] * len(rows)
+        if partitions is None:
+            partitions = [PARTITION_BY_KEY if row[6] is None else row[6] for row in rows]
+        else:
+            counts, reports = self._edges(rows, partitions)
+        for (number, topic, key, value, names, values, *_), partition, report in zip(
+            rows, partitions, reports, strict=True
+        ):
             try:
                 produce(
                     topic,
-                    key=key,
-                    value=value,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=report,
                     headers=list(zip(names, values)) if names else None,  # type: ignore[arg-type]  # noqa: B905
-                    partition=PARTITION_BY_KEY if partition is None else partition,
                 )
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 raise self._not_produced(number, topic, error) from error
         self._flush()
         self._transaction.succeeded(Call.PUBLISH)
-        return [Extent(*place, *extent) for place, extent in self._extents.items()]
+        return [
+            Extent(topic, partition, first, last, counts.get((topic, partition), reported))
+            for (topic, partition), (first, last, reported) in self._extents.items()
+        ]
+
+    def _edges(
+        self, rows: Sequence[OutboxRow], partitions: Sequence[int]
+    ) -> tuple[Counter[Place], list[Report | None]]:
+        """How many records go to each partition, and for each whether Kafka is asked where it went: the first and the
+        last of a partition are.
+        """
+        places = list(zip(map(itemgetter(1), rows), partitions, strict=True))
+        last = dict(zip(places, range(len(places)), strict=True))
+        first = dict(zip(reversed(places), range(len(places) - 1, -1, -1), strict=True))
+        reports: list[Report | None] = [None] * len(places)
+        for number in (*first.values(), *last.values()):
+            reports[number] = self._delivered
+        return Counter(places), reports
 
     def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
         """What to raise for a record that the client does not take."""
@@ -220,6 +257,7 @@ class KafkaTransactionalLog:
         if self._purged:
             raise self._given_up(self._not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
+        self._book.is_in_doubt = False
         return self._offset
 
     def _write(self, record: LedgerRecord) -> None:
@@ -230,6 +268,8 @@ class KafkaTransactionalLog:
             )
         except (KafkaException, BufferError) as error:
             reason = self._why(raised(error)) if isinstance(error, KafkaException) else str(error)
+            if isinstance(error, KafkaException) and raised(error).code() == BrokerError._STATE:
+                reason = "Kafka has not taken all records of the batch; the next attempt asks about each"
             raise self._given_up(f"the ledger was not written: {reason}") from error
 
     def _serve(self) -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from uuid import UUID
 
 from airflow_outbox.fence import Witness
@@ -60,10 +59,10 @@ class Batch:
         self.within, self.may_end = piece.within, piece.ends
         self.written = max(self.written, piece.written)
 
-    def add(self, rows: Sequence[OutboxRow], extents: Iterable[Extent]) -> None:
-        """Rows were published."""
-        self.topics.update(map(itemgetter(1), rows))
+    def add(self, extents: Iterable[Extent]) -> None:
+        """Records were published."""
         for extent in extents:
+            self.topics[extent.topic] += extent.count
             place = extent.topic, extent.partition
             earlier = self.extents.get(place)
             self.extents[place] = extent if earlier is None else earlier.followed_by(extent)

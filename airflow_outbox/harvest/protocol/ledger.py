@@ -188,7 +188,7 @@ def chunk_key(batch: int, chunk: int) -> str:
 
 def runs(ids: Sequence[int]) -> tuple[Run, ...]:
     """Ids as first and last of each run of consecutive ones. Exact: nothing between two runs is meant."""
-    if ids and ids[-1] - ids[0] == len(ids) - 1 and all(map(int.__lt__, ids, ids[1:])):
+    if ids and ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[-1] + 1)):
         return ((ids[0], ids[-1]),)
     return tuple(_runs(ids))
 
