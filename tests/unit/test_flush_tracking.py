@@ -37,6 +37,20 @@ def test_a_watermark_never_goes_back() -> None:
     assert tracking.watermark == snapshot(30, 25)
 
 
+def test_the_counts_are_of_whole_transactions() -> None:
+    """A batch that holds the end of a window, and half of what the next one begins with, is not counted yet."""
+    tracking = FlushTracking(Flushed())
+    for sent, window in ((4, snapshot(101)), (2, snapshot(102))):
+        tracking.send(sent)
+        tracking.end_window(window)
+    tracking.flush(6)
+    for batch, records in ((1, 2), (2, 3)):
+        tracking.purge(batch, records, {"t": records})
+    assert tracking.account == Flushed(snapshot(101), 0, {}, {"t": 5})
+    tracking.purge(3, 1, {"t": 1})
+    assert tracking.account == Flushed(snapshot(102), 3, {"t": 6}, {})
+
+
 class Shard(RuleBasedStateMachine):
     """Writers, and a term that reads, sends, flushes and purges; and beside it what a reader of the rules expects."""
 

@@ -15,7 +15,7 @@ Invariants, within an incarnation:
 - it never goes back: a snapshot that does not see all that the watermark sees is passed over. So a new term, which
   starts over with the whole table, goes on from what the last one left in the fence row;
 - what the fence row is told goes together, as of the last batch that was purged; and the records a topic that it counts
-  as published are those of whole transactions.
+  as published are those of whole transactions, so it counts to the last batch that ended where a window did.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class FlushTracking:
         self.last_sent = 0
         self._last_flushed = dict.fromkeys(clusters, 0)
         self._last_purged = 0
-        self._ended: deque[tuple[int, Snapshot]] = (
-            deque()
-        )  # windows that are not flushed, by what was sent at their end
+        self._ended: deque[tuple[int, Snapshot]] = deque()  # windows, by what was sent at their end, not flushed yet
         self._reached: deque[tuple[int, Snapshot]] = deque()  # watermarks that are not purged
         self._topics = Counter(flushed.topics) + Counter(flushed.uncovered)
         # Batches that are purged and may hold parts of a transaction, with the count of records after each.
@@ -92,5 +90,7 @@ class FlushTracking:
         while self._reached and self._reached[0][0] <= self._last_purged:
             sent, watermark = self._reached.popleft()
             while self._purged and self._purged[0][0] <= sent:
-                _, batch, topics = self._purged.popleft()
+                counted = self._purged.popleft()
+                if counted[0] == sent:  # a batch that ends within a window may hold half of a transaction
+                    _, batch, topics = counted
         self._account = Flushed(watermark, batch, topics, dict(self._topics - Counter(topics)))
