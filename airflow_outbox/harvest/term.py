@@ -26,7 +26,7 @@ from airflow_outbox.harvest.ports import Table
 ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0
 _WATCHING_INTERVAL = 1.0
-_SLOWEST_POLL = 0.1
+SLOWEST_POLL = 0.1  # seconds; ten poll intervals, where that is longer
 
 
 class Term(ABC):
@@ -84,7 +84,7 @@ class Term(ABC):
     async def _idle(self, interval: float) -> float:
         """Wait this long before the next look for records; how long to wait after that, if there are none."""
         await self._pause(interval, self._stopping)
-        return min(2 * interval, max(_SLOWEST_POLL, 10 * self._limits.poll_interval))
+        return min(2 * interval, max(SLOWEST_POLL, 10 * self._limits.poll_interval))
 
     def _count(self, topics: Counter[str]) -> None:
         """Records were published and purged."""

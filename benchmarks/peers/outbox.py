@@ -29,7 +29,7 @@ class Outbox(Contender):
 
     wakes = (
         f"it asks Postgres {1000 * Limits().poll_interval:g} ms after it found nothing, and each time waits twice as "
-        f"long, up to {1000 * Limits().poll_interval * SLOWEST_POLL:g} ms"
+        f"long, up to {1000 * SLOWEST_POLL:g} ms"
     )
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
