@@ -92,6 +92,9 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bare", type=Path, metavar="PATH", help="the bare loop's script")
     parser.add_argument("--bare-batch", type=int, default=10_000, help="its records a transaction (default: 10000)")
+    parser.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="YAML with settings; this project is also measured with these"
+    )
     add_options(parser)
     return parser
 

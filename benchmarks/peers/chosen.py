@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from airflow_outbox.errors import OutboxError
 from benchmarks.peers import connect, debezium, goharvest, verdicts
 from benchmarks.peers.bare import BareLoop
@@ -40,6 +42,8 @@ def ours() -> Iterator[Contender]:
 def for_a_backlog(given: argparse.Namespace) -> Iterator[Contender | Absent]:
     """Who publishes a full outbox, the peers as they are and with the settings that make them fastest."""
     yield from ours()
+    if given.tuned is not None:
+        yield Outbox(verdicts.TUNED, yaml.safe_load(given.tuned.read_text("utf-8")))
     if (reason := _missing(given.bare, "--bare PATH")) is None:
         yield BareLoop(verdicts.BARE_LOOP, given.bare, batch=given.bare_batch)
     else:

@@ -11,6 +11,7 @@ from benchmarks.peers.turns import Result
 
 EXACTLY_ONCE = "exactly once"
 AT_LEAST_ONCE = "at least once"
+TUNED = "tuned"
 BARE_LOOP = "bare loop"
 GOHARVEST = "goharvest"
 GOHARVEST_BEST = "goharvest, best limits"
@@ -90,7 +91,7 @@ def ratios(ours: Mapping[int, float], other: Mapping[int, float]) -> list[float]
 
 def _pairs(rates: Mapping[Side, object]) -> Iterator[tuple[Side, Side]]:
     for ours in rates:
-        if ours[0] in OURS:
+        if ours[0] in (*OURS, TUNED):
             yield from ((ours, other) for other in rates if other[1] == ours[1] and other[0] != ours[0])
 
 

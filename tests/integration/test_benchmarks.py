@@ -19,6 +19,7 @@ from benchmarks.peers.rows import SHAPES
 from benchmarks.peers.scene import Place, Scene
 from benchmarks.peers.turns import Figures, Result, measured
 from benchmarks.peers.verdicts import AT_LEAST_ONCE, EXACTLY_ONCE, summary
+from benchmarks.tables import tables
 
 ROWS = 2000
 STREAM = streams.Stream(rate=100.0, transaction=5, seconds=1.0)
@@ -113,7 +114,7 @@ def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
     def result(contender: str, number: int, seconds: float) -> Result:
         figures = Figures(
             seconds=seconds,
-            records_per_second=0,
+            records_per_second=round(1000 / seconds),
             first_seconds=0.0,
             cpu_seconds=0.0,
             postgres_cpu_seconds=0.0,
@@ -134,3 +135,9 @@ def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
     assert targets["exactly once (keys): at least 40 of goharvest (keys)"] == (20.0, False)
     assert targets["at least once (keys): at least 10 of goharvest (keys)"] == (None, None)
     assert targets["exactly once: memory under 200 MB"] == (150.0, True)
+    written = [{"benchmark": "harvest", **line} for line in [*(result.as_line() for result in results), *lines]]
+    rows = list(tables(written))
+    assert "| bare loop | 1,111 (667 to 2,000) | 0.0 + 0.0 + 0.0 | 150 |" in rows
+    assert "| at least once | none: of 1000 rows: 1 lost | – | – |" in rows
+    assert "| bare loop | 0.90 (0.50 to 1.00) |" in rows
+    assert "| exactly once (keys): at least 40 of goharvest (keys) | 20.0 | no |" in rows
