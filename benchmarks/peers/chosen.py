@@ -70,8 +70,8 @@ def for_a_stream(given: argparse.Namespace) -> Iterator[Contender | Absent]:
     else:
         yield Absent(verdicts.GOHARVEST, reason)
     if (reason := _no_debezium(given)) is None:
-        yield Debezium(verdicts.DEBEZIUM)
-        yield Debezium(verdicts.DEBEZIUM_TUNED, debezium.TUNED | debezium.SOON)
+        yield Debezium(verdicts.DEBEZIUM, is_warm=True)
+        yield Debezium(verdicts.DEBEZIUM_TUNED, debezium.TUNED | debezium.SOON, is_warm=True)
     else:
         yield Absent(verdicts.DEBEZIUM, reason)
 

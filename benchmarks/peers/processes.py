@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,8 +12,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from airflow_outbox.demo import tether
 from airflow_outbox.errors import OutboxError
@@ -28,7 +27,7 @@ class ContenderError(OutboxError):
 class Child:
     """A running process and what it writes, each line with the moment at which it was read.
 
-    It ends with the process that started it, even at SIGKILL (`tether` says how). On exit it is ended.
+    It ends with the process that started it, even at SIGKILL (`tether` says how).
     """
 
     def __init__(
@@ -63,14 +62,6 @@ class Child:
             raise self._failure(f"{command[0]} could not be started")
         self.pid = int(pid)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
     def wait_for(self, pattern: str, *, within: float, after: float = 0.0) -> tuple[float, str]:
         """The first line that has the pattern and was read after a moment. Raises ContenderError."""
         searched, deadline = 0, time.monotonic() + within
@@ -98,13 +89,17 @@ class Child:
     def end(self) -> None:
         """Ask it to end, and kill it when it does not."""
         if self._holder.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+            self._send(signal.SIGTERM)
             try:
                 self._holder.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                os.kill(self.pid, signal.SIGKILL)
+                self._send(signal.SIGKILL)
                 self._holder.wait()
         self._reader.join()
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def _read(self) -> None:
         assert self._holder.stderr is not None
