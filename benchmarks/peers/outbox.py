@@ -11,7 +11,6 @@ from pathlib import Path
 import yaml
 
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.term import SLOWEST_POLL
 from benchmarks.peers.contender import Contender, Turn
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.rows import OUTBOX
@@ -28,8 +27,8 @@ class Outbox(Contender):
     timed_from = "its event `view`: it leads, and takes over what earlier leaders left"
 
     wakes = (
-        f"it asks Postgres {1000 * Limits().poll_interval:g} ms after it found nothing, and each time waits twice as "
-        f"long, up to {1000 * SLOWEST_POLL:g} ms"
+        f"it asks Postgres again after {1000 * Limits().poll_interval:g} ms, while nothing comes after twice as long "
+        "each time, up to a limit (limits.poll_interval)"
     )
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
