@@ -32,7 +32,9 @@ _LONGEST_FETCH_MS = 10  # that the end is reached shows by a fetch that brings n
 class LedgerReader:
     """Reads a shard's partition of the ledger, by a consumer of its own that belongs to no group."""
 
-    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int) -> None:
+    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int, *, cluster: Cluster | None = None) -> None:
+        """`cluster`, if there is one already, is what is asked about the topic."""
+        self._cluster = cluster
         self._config = config
         self._topic = names.ledger_topic
         self._partition = shard
@@ -45,7 +47,7 @@ class LedgerReader:
         A transaction that is open there is waited for. Raises HistoryError when the ledger does not reach so
         far, KafkaError also when there is none.
         """
-        cluster = Cluster(self._config.kafka)
+        cluster = self._cluster or Cluster(self._config.kafka)
         topic_id = self._topic_id(cluster)
         end = cluster.end_offset(self._topic, self._partition)
         if start > end:

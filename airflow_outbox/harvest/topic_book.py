@@ -9,6 +9,7 @@ One book lasts as long as the process, and may be used by several threads.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
+from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
@@ -66,6 +68,19 @@ class TopicBook:
         self.is_in_doubt = False
         """Whether a transaction was begun and not committed: perhaps for a record that Kafka refuses."""
         self._lock = threading.Lock()
+        self._making = threading.Lock()
+
+    @property
+    def cluster(self) -> Cluster:
+        """Who is asked. Raises KafkaError for settings that Kafka's client refuses."""
+        with self._making:
+            self._cluster = self._cluster or Cluster(self._kafka)
+            return self._cluster
+
+    def connect(self) -> None:
+        """Connect already, so that the first question is answered sooner. What goes wrong, that question will say."""
+        with contextlib.suppress(KafkaError):
+            self.cluster.reach()
 
     def doubt(self, topic: str) -> None:
         """Kafka has refused something of this topic: what is known of it holds no more."""
@@ -146,18 +161,16 @@ class TopicBook:
 
     def _ask(self, names: Sequence[str]) -> list[str]:
         """Look topics up; the ones that are not there."""
-        self._cluster = self._cluster or Cluster(self._kafka)
         limits = self._max_bytes([name for name in names if name in self._doubted])
-        for name, answer in self._cluster.topics(names).items():
+        for name, answer in self.cluster.topics(names).items():
             topic = self._topics[name] = _topic(name, answer, limits.get(name))
             if topic.refusal is None and topic.max_bytes is None:
                 self._plain.add(name)
         return [name for name in names if _is_missing(self._topics[name])]
 
     def _max_bytes(self, names: Sequence[str]) -> dict[str, int]:
-        assert self._cluster is not None
         limits: dict[str, int] = {}
-        for name, settings in self._cluster.topic_settings(names).items():
+        for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
                 limits[name] = int(settings["max.message.bytes"].value)
         known = [*limits.values(), *([self.smallest_max_bytes] if self.smallest_max_bytes else [])]

@@ -42,6 +42,7 @@ Place = tuple[str, int]
 
 Report = Callable[[BrokerError | None, Message], None]
 
+_NO_TOPIC = "?"
 _CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
 
@@ -81,6 +82,7 @@ def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
         producer = Producer({**settings, "error_cb": complain}, logger=logger)
     except REFUSALS as error:
         raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
+    _connect(producer)
     deadline = time.monotonic() + config.limits.transaction_timeout
     while True:
         try:
@@ -89,6 +91,15 @@ def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
             reason = raised(error)
             if not reason.retriable() or time.monotonic() > deadline:
                 raise KafkaError(complaints[-1] if complaints else _refusal(reason, transactional_id)) from error
+
+
+def _connect(producer: Producer) -> None:
+    """Let a new client connect before it initialises transactions: when it is not connected, it tries again half a
+    second later. Once it has asked twice, it is. It asks for a topic that can't be, so that no broker makes one.
+    """
+    with contextlib.suppress(*CLIENT_ERRORS):
+        for _ in range(2):
+            producer.list_topics(_NO_TOPIC, _CALL_TIME)
 
 
 def producer_id(names: KafkaNames, shard: int) -> str:
@@ -140,12 +151,12 @@ class KafkaTransactionalLog:
 
     async def fence(self, transactional_id: str) -> None:
         if transactional_id == self.transactional_id:
-            await self._worker.call(self._fence)
+            await asyncio.gather(self._worker.call(self._fence), asyncio.to_thread(self._book.connect))
         else:
             await self._worker.call(fence_producer, self._config, transactional_id)
 
     async def ledger(self, start: int) -> Ledger:
-        return await asyncio.to_thread(LedgerReader(self._config, self._names, self._shard).read, start)
+        return await asyncio.to_thread(self._read_ledger, start)
 
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if self._book.passes(rows):
@@ -162,7 +173,11 @@ class KafkaTransactionalLog:
         self._worker.end(self._give_up)
 
     def _fence(self) -> None:
+        _connect(self._producer)
         self._repeat(Call.FENCE, self._producer.init_transactions)
+
+    def _read_ledger(self, start: int) -> Ledger:
+        return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster).read(start)
 
     def _provoke(self, topic: str) -> None:
         with contextlib.suppress(*CLIENT_ERRORS):
