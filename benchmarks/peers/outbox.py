@@ -35,6 +35,10 @@ class Outbox(Contender):
         super().__init__(name, settings)
         self.one_at_a_time = self.settings.get("delivery") == "at_least_once"
 
+    def command(self, file: Path) -> list[str | Path]:
+        """What harvests with this configuration."""
+        return [COMMAND, "harvest", "-f", file]
+
     @contextmanager
     def turn(self, place: Place) -> Iterator[Turn]:
         file = place.folder / "outbox.yaml"
@@ -43,7 +47,7 @@ class Outbox(Contender):
         made = subprocess.run([COMMAND, "init", "-f", file], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if made.returncode != 0:
             raise ContenderError(f"airflow-outbox init: {made.stderr.strip()}")
-        turn = _OutboxTurn(file, place)
+        turn = _OutboxTurn(self.command(file), place)
         try:
             yield turn
         finally:
@@ -51,15 +55,15 @@ class Outbox(Contender):
 
 
 class _OutboxTurn(Turn):
-    def __init__(self, file: Path, place: Place) -> None:
-        self._file = file
+    def __init__(self, command: list[str | Path], place: Place) -> None:
+        self._command = command
         self._place = place
         self._child: Child | None = None
         self._begun = 0.0
 
     def begin(self) -> Child:
         log = self._place.folder / "harvest.log"
-        self._child = Child([COMMAND, "harvest", "-f", self._file], log=log)
+        self._child = Child(self._command, log=log)
         self._begun, _ = self._child.wait_for('"event": "view"', within=_START_SECONDS)
         return self._child
 

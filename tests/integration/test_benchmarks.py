@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ from benchmarks.peers.rows import SHAPES
 from benchmarks.peers.scene import Place, Scene
 from benchmarks.peers.turns import Figures, Result, measured
 from benchmarks.peers.verdicts import AT_LEAST_ONCE, EXACTLY_ONCE, summary
+from benchmarks.profile import profile
+from benchmarks.profiling.stages import DISK, STAGES
+from benchmarks.profiling.timers import Timers
 from benchmarks.tables import tables
 
 ROWS = 2000
@@ -141,3 +145,36 @@ def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
     assert "| at least once | none: of 1000 rows: 1 lost | – | – |" in rows
     assert "| bare loop | 0.90 (0.50 to 1.00) |" in rows
     assert "| exactly once (keys): at least 40 of goharvest (keys) | 20.0 | no |" in rows
+
+
+def test_a_profile_has_all_stages_and_no_more_time_than_there_was(scene: Scene) -> None:
+    lines, result = profile(scene, shape_name="keys", rows=ROWS)
+    assert result.refused is None
+    *parts, whole = lines
+    stages = [line for line in parts if line["thread"] is not None]
+    # Heartbeats come once a second, and whether rows are on Postgres' disk is seldom to be asked.
+    assert {line["stage"] for line in stages} >= STAGES.keys() - {DISK, "account and watch"}
+    for thread in {line["thread"] for line in stages}:
+        assert sum(line["wall_seconds"] for line in stages if line["thread"] == thread) <= whole["wall_seconds"] + 0.01
+    ours = [line for line in parts if line["stage"] not in ("Postgres", "Kafka")]
+    assert sum(line["cpu_seconds"] for line in ours) == pytest.approx(whole["cpu_seconds"], abs=0.02)
+    assert whole["wall_us_a_record"] == pytest.approx(1e6 * whole["wall_seconds"] / ROWS, rel=0.01)
+
+
+def test_a_stage_does_not_count_what_is_inside_it() -> None:
+    class Steps:
+        def outer(self) -> None:
+            time.sleep(0.1)
+            self.inner()
+
+        def inner(self) -> None:
+            time.sleep(0.3)
+
+    timers = Timers()
+    timers.around(Steps, "outer", "outer")
+    timers.around(Steps, "inner", "inner", inside="outer")
+    Steps().outer()
+    Steps().inner()
+    totals = {stage: (wall, calls) for (_, stage), (wall, _, calls) in timers.reading().totals.items()}
+    assert totals["outer"] == (pytest.approx(0.1, abs=0.05), 1)
+    assert totals["inner"] == (pytest.approx(0.3, abs=0.05), 1)
