@@ -150,8 +150,13 @@ class Scene:
         """Start a harvester, and wait until it has joined the group."""
         member = self.member(command=command)
         member.wait_for("progress", standing="standby")
-        self.wait_until(lambda: self.group_members() == len(self.members))
+        self.wait_until(lambda: self.group_members() == len(self.running))
         return member
+
+    @property
+    def running(self) -> list[Process]:
+        """The members that have not ended."""
+        return [member for member in self.members if member.popen.poll() is None]
 
     def group_members(self, group: str | None = None) -> int:
         """How many the coordinator counts in the election's group, once it has an assignment for them all."""
@@ -254,7 +259,7 @@ class Scene:
         """Let the load end and everything be harvested, end the members, and judge."""
         self.load.finish(within)
         self.wait_until(lambda: self.outbox.left() == 0, within=within)
-        running = [member for member in self.members if member.popen.poll() is None]
+        running = self.running
         for member in running:
             member.popen.terminate()
         for member in running:

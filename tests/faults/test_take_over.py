@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from statistics import median
 
 import psycopg
 import pytest
@@ -37,18 +38,25 @@ def test_after_kill_the_first_record_comes_within_the_session_timeout_and_two_se
 
 
 def test_after_a_clean_stop_the_first_record_comes_within_a_second(scene: Scene) -> None:
+    """By the median of three, of which each stops the one before."""
     leader = scene.leader()
-    standby = scene.standby()
-    scene.midway()
-    since = len(standby.events)
-    scene.was_in_flight()
-    leader.popen.terminate()
-    stopped_at = time.time()
-    assert first_record_of(scene, standby, since) - stopped_at <= 1
+    took: list[float] = []
+    for _ in range(3):
+        standby = scene.standby()
+        scene.midway()
+        since = len(standby.events)
+        scene.was_in_flight()
+        leader.popen.terminate()
+        stopped_at = time.time()
+        took.append(first_record_of(scene, standby, since) - stopped_at)
+        leader.ends()
+        leader = standby
+    print(f"{took=}")
+    assert median(took) <= 1, took
     scene.ends_well()
 
 
-@pytest.mark.parametrize("session_timeout", [SESSION_TIMEOUT, 2 * SESSION_TIMEOUT])
+@pytest.mark.parametrize("session_timeout", [SESSION_TIMEOUT / 2, SESSION_TIMEOUT])
 def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
     scene: Scene, is_long: bool, session_timeout: float
 ) -> None:

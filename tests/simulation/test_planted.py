@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from functools import partial
+
 import pytest
 from simulation.histories import simulated
 from simulation.kinds import KINDS
@@ -9,10 +13,17 @@ from simulation.planted import BUGS, Bug
 
 SEEDS = 1000
 """Within how many histories every bug is found. Most are found within twenty."""
+_SHARE = 5  # histories that a process is given at a time
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(bug: Bug) -> None:
-    history = KINDS[bug.kind].history
+def test_a_planted_bug_is_found(bug: Bug, processes: Executor) -> None:
+    shares = [range(at, at + _SHARE) for at in range(0, SEEDS, _SHARE)]
+    assert any(processes.map(partial(is_found, bug.name), shares)), f"{bug.name}: not found"
+
+
+def is_found(name: str, seeds: Iterable[int]) -> bool:
+    """Whether one of these histories shows a bug."""
+    [bug] = [bug for bug in BUGS if bug.name == name]
     with bug.planted():
-        assert any(simulated(seed, bug.design, history).complaints for seed in range(SEEDS)), f"{bug.name}: not found"
+        return any(simulated(seed, bug.design, KINDS[bug.kind].history).complaints for seed in seeds)

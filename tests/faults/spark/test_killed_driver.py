@@ -22,8 +22,8 @@ from faults.spark.standalone import start_job
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 
-KILLS = {"short": 3, "long": 20}
-BATCHES_A_KILL = 12
+KILLS = {"short": 2, "long": 20}
+BATCHES_A_KILL = 9
 RECORDS_A_BATCH = 300
 COMMIT_SQL = "INSERT INTO business SELECT number FROM staged"
 
