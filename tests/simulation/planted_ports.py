@@ -79,7 +79,15 @@ class FencesLate(SimulatedTransactionalLog):
     async def fence(self, transactional_id: str) -> None:
         self._fenced = False
 
-    async def begin(self) -> None:
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        await self._fence_at_last()
+        return await SimulatedTransactionalLog.publish(self, rows)
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        await self._fence_at_last()
+        return await SimulatedTransactionalLog.commit(self, records)
+
+    async def _fence_at_last(self) -> None:
         if not self._fenced:
             await SimulatedTransactionalLog.fence(self, self.transactional_id)
             self._fenced = True
@@ -118,19 +126,19 @@ class LedgerFirst(SimulatedTransactionalLog):
 class TakesCommitForFailed(SimulatedTransactionalLog):
     """Publishes again, as a new producer, when a commit is not answered."""
 
-    async def begin(self) -> None:
-        self._sent: list[OutboxRow] = []
+    _sent: Sequence[OutboxRow] = ()  # in the transaction that is under way
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        self._sent += rows
+        self._sent = [*self._sent, *rows]
         return await SimulatedTransactionalLog.publish(self, rows)
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        sent, self._sent = self._sent, ()
         try:
             return await SimulatedTransactionalLog.commit(self, records)
         except KafkaError:
             await self.fence(self.transactional_id)
-            await SimulatedTransactionalLog.publish(self, self._sent)
+            await SimulatedTransactionalLog.publish(self, sent)
             return await SimulatedTransactionalLog.commit(self, records)
 
 
