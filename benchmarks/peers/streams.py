@@ -157,6 +157,7 @@ class Arrivals:
     ) -> None:
         assert self._consumer.stdout is not None
         self._close_stdin()
+        self._consumer.stdout.read()  # for it tells all that it has seen, whether or not it is asked
         self._consumer.stdout.close()
         self._consumer.wait()
 
