@@ -132,6 +132,7 @@ class KafkaTransactionalLog:
         self._extents: dict[Place, list[int]] = {}
         self._partitioner = Partitioner(self._settings["partitioner"])
         self._asks_of_each = False
+        self._has_committed = False
         self._refused: KafkaError | None = None
         self._offset = 0
         self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
@@ -194,7 +195,8 @@ class KafkaTransactionalLog:
             raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
         self._transaction.succeeded(Call.BEGIN)
         self._asks_of_each, self._book.is_in_doubt = self._book.is_in_doubt, True
-        self._write((FIRST, None))
+        if self._has_committed:  # before that, what Kafka refuses is to show by itself
+            self._write((FIRST, None))
 
     def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
         self._begin()
@@ -273,6 +275,7 @@ class KafkaTransactionalLog:
             raise self._given_up(self._not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
         self._repeat(Call.COMMIT, self._producer.commit_transaction)
         self._book.is_in_doubt = False
+        self._has_committed = True
         return self._offset
 
     def _write(self, record: LedgerRecord) -> None:
@@ -281,11 +284,13 @@ class KafkaTransactionalLog:
             self._producer.produce(
                 self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
             )
-        except (KafkaException, BufferError) as error:
-            reason = self._why(raised(error)) if isinstance(error, KafkaException) else str(error)
-            if isinstance(error, KafkaException) and raised(error).code() == BrokerError._STATE:
-                reason = "Kafka has not taken all records of the batch; the next attempt asks about each"
-            raise self._given_up(f"the ledger was not written: {reason}") from error
+        except KafkaException as error:
+            reason = raised(error)
+            if reason.code() == BrokerError._STATE:  # the transaction has failed before, for a record of the batch
+                raise self._given_up(self._why(self._failure() or reason)) from error
+            raise self._given_up(self._not_written(reason)) from error
+        except BufferError as error:
+            raise self._given_up("the client's queue is full") from error
 
     def _serve(self) -> None:
         """Let the client call back. What it raises, the next call to it will say again."""

@@ -6,8 +6,8 @@ is. Its keys:
 - `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went; and which
   records were parked, with the reason, or published from among the parked ones. Many scattered ids take several chunks.
   They are deleted (a null value) once Postgres has witnessed that the batch is purged.
-- `first`, the first record of each transaction, without a value: Kafka adds the ledger's partition to the transaction
-  while the batch is on its way, and not when the rest waits for it.
+- `first`, the first record of a transaction, without a value: Kafka adds the ledger's partition to the transaction
+  while the batch is on its way, and not when the rest waits for it. A producer's first transaction has none.
 - `head`, the last record of each transaction: the last batch, the last one *witnessed*, the highest id that was ever
   published, and the batches whose entries are still to be deleted.
 
