@@ -25,6 +25,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.config import HarvestConfig
@@ -35,7 +36,7 @@ from airflow_outbox.harvest.protocol.recovery import differences
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import fence_producers
 from airflow_outbox.sql import statements
-from airflow_outbox.table import SHARD, OutboxTable, connect, render, translated
+from airflow_outbox.table import SHARD, OutboxTable
 
 
 @dataclass(frozen=True, slots=True)

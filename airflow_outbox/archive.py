@@ -15,10 +15,10 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
+from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import InvalidNameError, OutboxMissingError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
-from airflow_outbox.table import render, translated
 
 DAYS_AHEAD = 7
 _LONGEST_NAME = 63 - len("_archive_20000101")  # bytes

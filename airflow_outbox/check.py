@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.archive import Archive
+from airflow_outbox.connection import Column, connect, read_columns, render
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
@@ -23,7 +24,7 @@ from airflow_outbox.harvest.topics import KafkaNames, unusable
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import GOHARVEST_COLUMNS
 from airflow_outbox.sql import statements
-from airflow_outbox.table import Column, OutboxTable, connect, read_columns, render
+from airflow_outbox.table import OutboxTable
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
 _TOPICS_LOOKED_AT = 1000

@@ -28,10 +28,10 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from airflow_outbox.connection import KEEP_ALIVE, translated
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot, Ticket
-from airflow_outbox.table import KEEP_ALIVE, translated
 from airflow_outbox.tickets import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge, query
 
 MOST_STATEMENTS = 17

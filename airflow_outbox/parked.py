@@ -14,13 +14,14 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
+from airflow_outbox.connection import Column, render, translated
 from airflow_outbox.errors import FencedError
 from airflow_outbox.keeping import archived, kept_columns
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
-from airflow_outbox.table import SHARD, Column, render, translated
+from airflow_outbox.table import SHARD
 
 Lane = tuple[str, str | bytes]
 _LONGEST_DELAY = 600.0

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
+from airflow_outbox.connection import connect, translated
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.records import OutboxRecord
 from airflow_outbox.stash import stash
-from airflow_outbox.table import connect, translated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,11 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.archive import Archive
+from airflow_outbox.connection import read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import migrations, script, statements
-from airflow_outbox.table import SCHEMA_VERSION, OutboxTable, read_columns, render, translated
+from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
 Role = Literal["stash", "harvest", "look", "operate", "job"]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import tuple_row
 
+from airflow_outbox.connection import Column, column_types, render
 from airflow_outbox.errors import InvalidRecordError, OutboxMissingError, UnsupportedConnectionError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.sql import statements
-from airflow_outbox.table import Column, column_types, render
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection as SQLAlchemyConnection

@@ -21,11 +21,11 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
+from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBackError, TicketRefusedError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot, Ticket
 from airflow_outbox.sql import statements
-from airflow_outbox.table import render, translated
 
 
 class TicketState(Enum):

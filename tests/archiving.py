@@ -15,7 +15,7 @@ from harvesting import Outbox, make_outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
-from airflow_outbox.table import connect
+from airflow_outbox.connection import connect
 
 ARCHIVE = """
 CREATE TABLE archive (LIKE outbox, PRIMARY KEY (id));

@@ -10,10 +10,10 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.audit.prints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
+from airflow_outbox.connection import Column, read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
-from airflow_outbox.table import Column, read_columns, render, translated
 
 _NEEDED = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _MOST_ROWS_HELD = 5_000

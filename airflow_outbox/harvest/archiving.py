@@ -12,9 +12,9 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 from airflow_outbox.archive import Archive
+from airflow_outbox.connection import connect
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.table import connect
 
 _INTERVAL = 3600.0
 _RETRY_INTERVAL = 10.0

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
+from airflow_outbox.connection import connect
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
@@ -21,7 +22,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
 from airflow_outbox.parked import ParkedTable
 from airflow_outbox.records import Snapshot
-from airflow_outbox.table import MarkedRecord, OutboxTable, connect
+from airflow_outbox.table import MarkedRecord, OutboxTable
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Literal, Self
 
 from airflow_outbox.archive import Archive
+from airflow_outbox.connection import connect
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.archiving import tend_archive
 from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
@@ -31,7 +32,7 @@ from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
-from airflow_outbox.table import Identity, OutboxTable, connect
+from airflow_outbox.table import Identity, OutboxTable
 
 _LOOK_INTERVAL = 0.5
 _OBJECTS_A_RECORD = 10  # a row, its lists of headers, and what is on its way to Kafka, with room to spare

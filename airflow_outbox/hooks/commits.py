@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 
+from airflow_outbox.connection import render, translated
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
 from airflow_outbox.sql import statements
-from airflow_outbox.table import render, translated
 
 
 def commit_id(task: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import JobError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
@@ -16,7 +17,6 @@ from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows
 from airflow_outbox.spark.stashing import Statements, stash_rows, stash_text
 from airflow_outbox.sql import statements
-from airflow_outbox.table import render, translated
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
+from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.names import OutboxName
 from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId
 from airflow_outbox.spark.patience import patiently
 from airflow_outbox.sql import statements
-from airflow_outbox.table import connect, render, translated
 
 log = logging.getLogger(__name__)
 

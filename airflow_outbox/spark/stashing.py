@@ -10,12 +10,12 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
+from airflow_outbox.connection import is_gone, render
 from airflow_outbox.errors import JobError, StagingLostError
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
 from airflow_outbox.sql import statements
-from airflow_outbox.table import is_gone, render
 
 _PIECES_AT_ONCE = 8
 

@@ -17,13 +17,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from airflow_outbox.connection import connect
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import STREAM_INLINE_BYTES, CommitId, WriteOptions
 from airflow_outbox.spark.patience import patiently
 from airflow_outbox.spark.staging import Run
 from airflow_outbox.spark.writer import AttemptMessage, Plan, abandon, commit_attempts, planned, write_attempt
-from airflow_outbox.table import connect
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"

@@ -19,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.errors import JobError, OutboxError
 from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
@@ -28,7 +29,7 @@ from airflow_outbox.spark.patience import patiently
 from airflow_outbox.spark.rules import Problem, first_problem
 from airflow_outbox.spark.staging import Run, StagedRows, drop, stage, sweep
 from airflow_outbox.sql import statements
-from airflow_outbox.table import OutboxTable, connect, render, translated
+from airflow_outbox.table import OutboxTable
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from harvesting import BUSY
 from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.connection import connect
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
 from airflow_outbox.fence import Flushed, Witness
@@ -24,7 +25,7 @@ from airflow_outbox.listening import MOST_STATEMENTS, Listener, listener
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot
 from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable, connect
+from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketState, TicketStatus
 
 NAME = OutboxName.parse("outbox")

@@ -16,6 +16,7 @@ import yaml
 from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
+from airflow_outbox.connection import connect
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import (
     InvalidTicketError,
@@ -29,7 +30,7 @@ from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot
 from airflow_outbox.schema import grant_statements, init_outbox
-from airflow_outbox.table import OutboxTable, connect
+from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketState, ticket_status
 
 NAME = OutboxName.parse("outbox")

@@ -30,6 +30,7 @@ LAYERS = [
     {"stash", "tickets"},
     {"archive", "parked", "parked_requests"},
     {"table"},
+    {"connection"},
     {"fence", "keeping", "names", "pages", "records", "sql"},
     {"errors"},
 ]

@@ -10,10 +10,10 @@ import pytest
 from integration.spark.shop import Shop, orders
 from pyspark.sql import DataFrame, SparkSession
 
+from airflow_outbox.connection import connect
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.spark import register
-from airflow_outbox.table import connect
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from airflow_outbox.connection import connect
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.spark import register
-from airflow_outbox.table import connect
 
 ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}
 WHOLE = (RECORDS, RECORDS, 1)

@@ -21,12 +21,12 @@ from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job
 from airflow_outbox.audit.findings import AuditReport
 from airflow_outbox.audit.scene import AuditRequest
+from airflow_outbox.connection import connect
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import grant_statements
-from airflow_outbox.table import connect
 
 PASSWORD = "correct-horse-battery-staple"
 SUBMIT = [

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+from airflow_outbox.connection import connect
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import connect
 
 FILES = 3
 

@@ -20,6 +20,7 @@ import pytest
 from faults.spark.standalone import Standalone
 
 from airflow_outbox import __version__
+from airflow_outbox.connection import connect
 from airflow_outbox.demo.check import compare_tables
 from airflow_outbox.demo.flights import read_flights
 from airflow_outbox.demo.java import find_java, java_home
@@ -30,7 +31,6 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 from airflow_outbox.records import Ticket
 from airflow_outbox.schema import grant_statements, init_outbox
-from airflow_outbox.table import connect
 
 # The provider's hook leaves the output of spark-submit open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

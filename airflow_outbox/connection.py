@@ -1,0 +1,115 @@
+"""A connection to Postgres for the outbox's own statements, the statements' text, and errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from airflow_outbox.errors import (
+    OutboxError,
+    OutboxMissingError,
+    PostgresError,
+    PostgresUnreachableError,
+)
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+
+_GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
+KEEP_ALIVE = {
+    "connect_timeout": 5,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the outbox: its type as Postgres names it, and its limit in characters, if any."""
+
+    type: str
+    max_length: int | None
+
+    @property
+    def is_bytes(self) -> bool:
+        return self.type.startswith("bytea")
+
+
+def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
+    """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
+    beside = ("leader", "commits", "adopted", "parked", "published", "archive")
+    tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
+    return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
+
+
+def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
+    """The parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""
+    parts = {"key_type": "kafka_key", "value_type": "kafka_value", "header_type": "kafka_header_values"}
+    return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
+
+
+def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psycopg.Connection[Any]:
+    """Open a connection for the outbox's own statements. Raises PostgresError.
+
+    Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's
+    settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
+    here.
+
+    `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
+    than a transaction, so each one sets what it needs.
+    """
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(data_source)
+        settings = {**KEEP_ALIVE, "application_name": f"airflow-outbox {purpose}", **given}
+        if is_pooled:
+            settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
+        connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        if not is_pooled:
+            connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
+    except psycopg.Error as error:
+        raise PostgresUnreachableError(
+            f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
+        ) from error
+    return connection
+
+
+def _reason(error: psycopg.Error) -> str:
+    return " ".join((error.diag.message_primary or str(error)).split())
+
+
+@contextmanager
+def translated(name: OutboxName) -> Iterator[None]:
+    """Raise this project's errors, which say what to do, for psycopg's."""
+    try:
+        yield
+    except OutboxError:
+        raise
+    except psycopg.errors.UndefinedTable as error:
+        raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
+    except psycopg.errors.DiskFull as error:
+        raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
+    except psycopg.Error as error:
+        raise (PostgresUnreachableError if is_gone(error) else PostgresError)(f"{name}: {_reason(error)}") from error
+
+
+def is_gone(error: psycopg.Error) -> bool:
+    """Whether the error means that the server, or the way to it, is gone, and not that it refused a statement."""
+    return isinstance(error, psycopg.InterfaceError) or (
+        isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
+    )
+
+
+def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:
+    """The columns of an outbox by name; empty when there is no such table."""
+    with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(cast("Any", statements("queries.sql")["columns"]), {"table": name.text()})
+        return {column: Column(kind, max_length) for column, kind, max_length in cursor}
