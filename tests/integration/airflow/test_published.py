@@ -19,7 +19,7 @@ from harvesting import CHILD, Process
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.airflow import AirflowStandalone
 
-from .conftest import PASSWORD, Outbox, gone, processes_of, wait_until
+from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, processes_of, wait_until
 
 WAIT, PUBLISHED = "wait", "published"
 
@@ -82,18 +82,18 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
     airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
 ) -> None:
     run_id = start(airflow, "publish")
-    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=60)
+    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
     waiting = "is committed, 1 records of it wait to be published"
     wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), what="its log")
     harvester.start()
-    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=60)
+    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
     assert outbox.left() == 0
     ticket = airflow.api.xcom("publish", run_id, "stash")
     assert airflow.api.xcom("publish", run_id, PUBLISHED) == ticket
     assert "all of transaction" in airflow.api.task_log("publish", run_id, PUBLISHED)
 
     again = start(airflow, WAIT, ticket=ticket)  # which finds it published at once
-    airflow.api.wait_for_task(WAIT, again, PUBLISHED, "success", timeout=60)
+    airflow.api.wait_for_task(WAIT, again, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
 
 
 def test_a_sensor_fails_when_the_transaction_was_rolled_back(
@@ -103,9 +103,9 @@ def test_a_sensor_fails_when_the_transaction_was_rolled_back(
     with closing(psycopg.connect(outbox.database)) as writer:
         ticket = stash(writer, OutboxRecord(outbox.topic, "k", "v"), outbox=outbox.name)
         run_id = start(airflow, WAIT, ticket=str(ticket))
-        airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=60)
+        airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
         writer.rollback()
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=60)
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=AIRFLOW_PATIENCE)
     assert "was rolled back" in airflow.api.task_log(WAIT, run_id, PUBLISHED)
 
 
@@ -129,23 +129,27 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
     expected = int(before[0][0]) + 50
     for asset in ("topic", "outbox"):
         airflow.api.wait(
-            lambda asset=asset: count(told(airflow, asset)) >= expected, timeout=90, what=f"events: {asset}"
+            lambda asset=asset: count(told(airflow, asset)) >= expected,
+            timeout=AIRFLOW_PATIENCE,
+            what=f"events: {asset}",
         )
         assert count(told(airflow, asset)) == expected
 
     harvester.stop()
     ticket = stashed(outbox, 30)
     run_id = start(airflow, WAIT, ticket=str(ticket))
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=60)
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
     kill_triggerers(airflow)
     harvester.start()
     wait_until(lambda: outbox.left() == 0, what="the harvest")  # while nobody listens
     airflow.start_triggerer()
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=90)
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
     expected += 30
     for asset in ("topic", "outbox"):
         airflow.api.wait(
-            lambda asset=asset: count(told(airflow, asset)) >= expected, timeout=90, what=f"events: {asset}"
+            lambda asset=asset: count(told(airflow, asset)) >= expected,
+            timeout=AIRFLOW_PATIENCE,
+            what=f"events: {asset}",
         )
         events = told(airflow, asset)
         assert {event["outbox"] for event in events} == {outbox.name}

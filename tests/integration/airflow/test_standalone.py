@@ -10,7 +10,7 @@ import pytest
 from airflow_outbox.demo.airflow import AirflowStandalone
 from airflow_outbox.records import Ticket
 
-from .conftest import PASSWORD, Outbox, gone, harvesting, wait_until
+from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, harvesting, wait_until
 
 TASK = "harvest"
 USER_END_SECONDS = 15
@@ -24,7 +24,7 @@ def start(airflow: AirflowStandalone, dag_id: str, **conf: object) -> str:
 def start_harvest(airflow: AirflowStandalone, outbox: Outbox, dag_id: str) -> tuple[str, psutil.Process]:
     """A run that harvests for ever, and its process, once it has published something."""
     run_id = start(airflow, dag_id)
-    airflow.api.wait_for_task(dag_id, run_id, TASK, "deferred", timeout=30)
+    airflow.api.wait_for_task(dag_id, run_id, TASK, "deferred", timeout=AIRFLOW_PATIENCE)
     return run_id, published_by(airflow, outbox)
 
 
@@ -39,7 +39,7 @@ def test_a_sensor_ends_when_the_outbox_is_drained(airflow: AirflowStandalone, ou
     outbox = outboxes["drained"]
     outbox.stash(3000)
     run_id = start(airflow, "drain")
-    airflow.api.wait_for_task("drain", run_id, TASK, "success", timeout=60)
+    airflow.api.wait_for_task("drain", run_id, TASK, "success", timeout=AIRFLOW_PATIENCE)
     assert airflow.api.xcom("drain", run_id, TASK) == {"reason": "drained", "published": 3000}
     assert (outbox.left(), outbox.delivered()) == (0, 3000)
     assert not harvesting(airflow)
@@ -66,7 +66,7 @@ def test_a_sensor_shows_what_it_does_while_it_harvests_and_ends_when_a_user_ends
     airflow.api.mark("forever", run_id, TASK, "failed")
     wait_until(lambda: gone(process), within=USER_END_SECONDS, what="the end of the process")
     airflow.api.clear("forever", run_id, TASK)
-    airflow.api.wait_for_task("forever", run_id, TASK, "deferred", timeout=30)
+    airflow.api.wait_for_task("forever", run_id, TASK, "deferred", timeout=AIRFLOW_PATIENCE)
     process = published_by(airflow, outboxes["forever"])
     airflow.api.mark("forever", run_id, TASK, "success")
     wait_until(lambda: gone(process), within=USER_END_SECONDS, what="the end of the process")
@@ -74,14 +74,14 @@ def test_a_sensor_shows_what_it_does_while_it_harvests_and_ends_when_a_user_ends
 
 def test_a_sensor_fails_with_what_to_do(airflow: AirflowStandalone) -> None:
     run_id = start(airflow, "misconfigured")
-    airflow.api.wait_for_task("misconfigured", run_id, TASK, "failed", timeout=90)
+    airflow.api.wait_for_task("misconfigured", run_id, TASK, "failed", timeout=AIRFLOW_PATIENCE)
     assert "Run `airflow-outbox init`" in airflow.api.task_log("misconfigured", run_id, TASK)
 
 
 def test_an_operator_stashes_and_returns_the_ticket(airflow: AirflowStandalone, outboxes: dict[str, Outbox]) -> None:
     outbox = outboxes["stashed"]
     run_id = start(airflow, "stash", topic=outbox.topic, version=0)
-    airflow.api.wait_for_task("stash", run_id, "stash", "success", timeout=60)
+    airflow.api.wait_for_task("stash", run_id, "stash", "success", timeout=AIRFLOW_PATIENCE)
     ticket = airflow.api.xcom("stash", run_id, "stash")
     assert Ticket.parse(ticket).transaction_id > 0
     columns = "kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
@@ -91,9 +91,11 @@ def test_an_operator_stashes_and_returns_the_ticket(airflow: AirflowStandalone, 
 
     airflow.api.clear("stash", run_id, "stash")
     airflow.api.wait(
-        lambda: airflow.api.task("stash", run_id, "stash")["try_number"] == 2, timeout=30, what="the second try"
+        lambda: airflow.api.task("stash", run_id, "stash")["try_number"] == 2,
+        timeout=AIRFLOW_PATIENCE,
+        what="the second try",
     )
-    airflow.api.wait_for_task("stash", run_id, "stash", "success", timeout=60)
+    airflow.api.wait_for_task("stash", run_id, "stash", "success", timeout=AIRFLOW_PATIENCE)
     assert airflow.api.xcom("stash", run_id, "stash") == ticket
     assert outbox.query(f"SELECT {columns} FROM stashed ORDER BY id") == rows
 
@@ -120,7 +122,7 @@ def test_a_watched_asset_harvests_while_its_dag_is_unpaused_and_starts_it(
     def count() -> int:
         return sum(event["payload"]["topics"][outbox.topic] for event in told())
 
-    airflow.api.wait(lambda: count() == 400, timeout=60, what="events of 400 records")
+    airflow.api.wait(lambda: count() == 400, timeout=AIRFLOW_PATIENCE, what="events of 400 records")
     events = told()
     assert all(event["from_trigger"] and event["payload"]["outbox"] == "watched" for event in events)
     assert events[-1]["payload"]["published"] == 400

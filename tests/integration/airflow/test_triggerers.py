@@ -18,7 +18,7 @@ import pytest
 from airflow_outbox.demo.airflow import AirflowStandalone
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 
-from .conftest import TRIGGERER_TIMEOUT, Outbox, gone, harvesting, processes_of, wait_until
+from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, Outbox, gone, harvesting, processes_of, wait_until
 from .load import Load, effects_of_others
 
 TASK, ASSET = "steady_task", "steady_asset"
@@ -159,7 +159,7 @@ def shared(
         loads = {name: stack.enter_context(Load(outboxes[name])) for name in (TASK, ASSET)}
         airflow.api.unpause(ASSET)
         airflow.api.unpause(TASK)
-        airflow.api.wait_for_task(TASK, airflow.api.trigger(TASK), "harvest", "deferred", timeout=60)
+        airflow.api.wait_for_task(TASK, airflow.api.trigger(TASK), "harvest", "deferred", timeout=AIRFLOW_PATIENCE)
         triggerers = Triggerers(airflow, postgres.dsn(metadata), loads)
         triggerers.complete()
         triggerers.warm_up()
