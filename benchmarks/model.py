@@ -1,0 +1,107 @@
+"""How far exactly once gets past one machine, by a model that `./dev bench harvest` calibrates.
+
+    ./dev bench harvest … > results.jsonl
+    ./dev bench model results.jsonl
+
+The model knows what a record costs in processor time: the harvester, Postgres and Kafka, as medians of the turns.
+Whatever of the three has used up its cores bounds the rate. A harvester is counted as one core, for Python runs in one
+thread at a time; more of them are shards. On the machine that was measured the three share all cores: what the model
+says of that machine stands beside what was measured there, and tells how far to believe the rest.
+
+It does not know disks and networks. At a rate r, Postgres writes r times the bytes of a row to its log twice, as it is
+inserted and as it is deleted, and Kafka r times the compressed bytes, once a replica.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONTENDER = "exactly once"
+PARTS = {"harvester": "cpu_seconds", "postgres": "postgres_cpu_seconds", "kafka": "kafka_cpu_seconds"}
+SHARDS = (1, 2, 4, 8, 16)
+POSTGRES_CORES = (4, 16, 64)
+KAFKA_CORES = (4, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of one core a record, by part; and the rate that was measured with all parts on one machine."""
+
+    shape: str
+    seconds: dict[str, float]
+    measured: float
+
+    def on_one_machine(self, cores: int) -> float:
+        """Records a second."""
+        return cores / sum(self.seconds.values())
+
+    def apart(self, *, shards: int, postgres_cores: int, kafka_cores: int) -> tuple[float, str]:
+        """Records a second with machines of their own, and which part bounds them."""
+        cores = {"harvester": shards, "postgres": postgres_cores, "kafka": kafka_cores}
+        bounds = {part: cores[part] / seconds for part, seconds in self.seconds.items()}
+        least = min(bounds, key=lambda part: bounds[part])
+        return bounds[least], least
+
+
+def calibrated(lines: Iterable[dict[str, Any]]) -> Iterator[Costs]:
+    """What the turns of each shape say."""
+    turns: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line.get("contender") == CONTENDER and line.get("records_per_second") and "round" in line:
+            turns.setdefault(line["shape"], []).append(line)
+    for shape, found in turns.items():
+        seconds = {
+            part: statistics.median(turn[name] / turn["records"] for turn in found) for part, name in PARTS.items()
+        }
+        yield Costs(shape, seconds, statistics.median(turn["records_per_second"] for turn in found))
+
+
+def predictions(costs: Costs, *, cores: int) -> Iterator[dict[str, Any]]:
+    micros = {f"{part}_us_a_record": round(1e6 * seconds, 2) for part, seconds in costs.seconds.items()}
+    yield {
+        "model": "one machine",
+        "shape": costs.shape,
+        "cores": cores,
+        **micros,
+        "at_most": round(costs.on_one_machine(cores)),
+        "measured": round(costs.measured),
+        "measured_share": round(costs.measured / costs.on_one_machine(cores), 2),
+    }
+    for postgres_cores, kafka_cores in zip(POSTGRES_CORES, KAFKA_CORES, strict=True):
+        for shards in SHARDS:
+            rate, bound = costs.apart(shards=shards, postgres_cores=postgres_cores, kafka_cores=kafka_cores)
+            yield {
+                "model": "machines of their own",
+                "shape": costs.shape,
+                "shards": shards,
+                "postgres_cores": postgres_cores,
+                "kafka_cores": kafka_cores,
+                "at_most": round(rate),
+                "bound": bound,
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="./dev bench model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the lines of ./dev bench harvest")
+    given = parser.parse_args()
+    lines = [json.loads(line) for file in given.files for line in file.read_text().splitlines() if line.startswith("{")]
+    cores = next((line["surroundings"]["cores"] for line in lines if "surroundings" in line), None)
+    found = list(calibrated(lines))
+    if cores is None or not found:
+        parser.error("the files hold no turns of exactly once: run ./dev bench harvest, and keep what it prints")
+    for costs in found:
+        for line in predictions(costs, cores=cores):
+            print(json.dumps({"benchmark": "model", **line}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
