@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,6 +24,9 @@ from benchmarks.peers.verdicts import AT_LEAST_ONCE, EXACTLY_ONCE, summary
 from benchmarks.profile import profile
 from benchmarks.profiling.stages import DISK, STAGES
 from benchmarks.profiling.timers import Timers
+from benchmarks.scaled.generated import Generated
+from benchmarks.scaled.many_topics import spread
+from benchmarks.scaling import Line, backlog, bloat, compared, memory, topics
 from benchmarks.tables import tables
 
 ROWS = 2000
@@ -178,3 +182,66 @@ def test_a_stage_does_not_count_what_is_inside_it() -> None:
     totals = {stage: (wall, calls) for (_, stage), (wall, _, calls) in timers.reading().totals.items()}
     assert totals["outer"] == (pytest.approx(0.1, abs=0.05), 1)
     assert totals["inner"] == (pytest.approx(0.3, abs=0.05), 1)
+
+
+def test_a_larger_backlog_is_held_against_a_small_one(scene: Scene) -> None:
+    *turns, verdict = backlog(scene, few=100_000, many=400_000, rounds=2)
+    assert [turn["records"] for turn in turns] == [100_000, 400_000, 100_000]
+    assert_compared(turns, verdict)
+    assert verdict["ratio_behind_first_batch"] > 0
+    assert memory(turns)["peak_mb"] == max(turn["peak_mb"] for turn in turns) > 20
+
+
+def test_dead_rows_stay_while_another_session_has_a_snapshot(scene: Scene) -> None:
+    *turns, verdict = bloat(scene, before=30_000, rows=25_000, rounds=1)
+    assert [(turn["contender"], turn["dead_rows"]) for turn in turns] == [("vacuumed", 0), ("bloated", 30_000)]
+    assert_compared(turns, verdict)
+
+
+def test_rows_for_many_topics_are_held_against_rows_for_one(scene: Scene) -> None:
+    *turns, verdict = topics(scene, number=20, rows=ROWS, rounds=1)
+    assert [(turn["topics"], turn["partitions"]) for turn in turns] == [(1, 4), (20, 20)]
+    assert_compared(turns, verdict)
+
+
+def test_rows_that_topics_lack_are_missed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(layout: Generated, dsn: str, *args: Any, **kwargs: Any) -> None:
+        loaded(layout, dsn, *args, **kwargs)
+        with psycopg.connect(dsn) as connection:
+            connection.execute("DELETE FROM outbox WHERE id = 17")
+            connection.execute(AGAIN.replace("17", "18"))
+
+    loaded = Generated.load
+    monkeypatch.setattr(Generated, "load", load)
+    result = spread(scene, topics=3, rows=100, number=1)
+    assert result.rate is None
+    assert result.refused == "of 100 rows: 1 lost, 1 doubled, 0 disordered, 0 foreign"
+
+
+def assert_compared(turns: Sequence[Line], verdict: Line) -> None:
+    for turn in turns:
+        assert turn.get("refused") is None
+        assert turn["records_per_second"] == pytest.approx(turn["records"] / turn["seconds"], rel=0.01)
+    assert verdict["ratio"] > 0
+    assert verdict["met"] in (True, False)
+
+
+def test_the_lower_ratio_is_the_verdict() -> None:
+    def result(records: int, *, first: float, seconds: float) -> Result:
+        figures = Figures(
+            seconds=seconds,
+            records_per_second=0,
+            first_seconds=first,
+            cpu_seconds=0.0,
+            postgres_cpu_seconds=0.0,
+            kafka_cpu_seconds=0.0,
+            peak_mb=100.0,
+            others_cores=0.0,
+        )
+        return Result("ours", "keys", 1, records, figures)
+
+    few = [result(120_000, first=1.0, seconds=2.0)]
+    verdict = compared("backlog", [result(1_020_000, first=1.0, seconds=13.5)], few)
+    assert (verdict["ratio"], verdict["ratio_behind_first_batch"], verdict["met"]) == (1.259, 0.8, False)
+    verdict = compared("backlog", [Result("ours", "keys", 1, 1_020_000, refused="1 lost")], few)
+    assert (verdict["ratio"], verdict["met"]) == (None, None)
