@@ -22,7 +22,7 @@ class AirflowApiError(OutboxError):
 class AirflowApi:
     """Airflow at `url`, for one user. The token is fetched at the first call. Every method raises `AirflowApiError`."""
 
-    def __init__(self, url: str, *, user: str, password: str, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, *, user: str, password: str, timeout: float = 60.0) -> None:
         self._login = {"username": user, "password": password}
         self._client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
 
