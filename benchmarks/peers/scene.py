@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -63,7 +65,8 @@ class Scene:
     @classmethod
     @contextmanager
     def started(cls, settings: Mapping[str, str] | None = None) -> Iterator[Self]:
-        """New servers, which go with their data on exit. `settings` are Postgres's."""
+        """New servers, which go with their data on exit, and at SIGTERM. `settings` are Postgres's."""
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with ExitStack() as stack:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="airflow-outbox-bench-", dir="/var/tmp"))
