@@ -20,7 +20,7 @@ from harvesting import PARTITIONS
 
 from airflow_outbox import OutboxRecord, stash
 
-from .conftest import Outbox, wait_until
+from .conftest import AIRFLOW_PATIENCE, Outbox, wait_until
 
 KEYS = 10
 TRANSACTION = 10
@@ -109,7 +109,7 @@ class Load:
         """How many records are marked."""
         return self.outbox.query(f"SELECT count(leader_id) FROM {self.outbox.name}")[0][0]
 
-    def require_all_well(self, *, within: float = 30.0) -> None:
+    def require_all_well(self, *, within: float = AIRFLOW_PATIENCE) -> None:
         """Wait until all that is stashed so far has arrived; it must be in order, and by one leader at a time."""
         count = self.stashed
         what = f"the arrival of {count} records of {self.outbox.name}"

@@ -76,7 +76,7 @@ class Triggerers:
             return len(leading) == len(names) and {each.pid for each in harvesting(self.airflow)} == leading
         return False
 
-    def require_all_well(self, *, within: float = 30.0) -> None:
+    def require_all_well(self, *, within: float = AIRFLOW_PATIENCE) -> None:
         for load in self.loads.values():
             load.require_all_well(within=within)
 
