@@ -34,7 +34,7 @@ class Limits(Settings):
 
     max_in_flight_records: int = Field(default=60_000, gt=0)
     """Records that are marked and not yet purged, at most; exactly once: that are read and not yet published."""
-    max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    max_in_flight_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Bytes of key and value of such records; one record may exceed it."""
     mark_records: int = Field(default=5_000, gt=0)
     """Records that one statement marks, at most."""
