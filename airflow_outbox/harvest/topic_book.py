@@ -78,9 +78,14 @@ class TopicBook:
             return self._cluster
 
     def connect(self) -> None:
-        """Connect already, so that the first question is answered sooner. What goes wrong, that question will say."""
+        """Connect anew, so that the next question is answered soon: a client whose brokers were away waits before it
+        tries them again. What goes wrong, that question will say.
+        """
         with contextlib.suppress(KafkaError):
-            self.cluster.reach()
+            fresh = Cluster(self._kafka)
+            with self._making:
+                self._cluster = fresh
+            fresh.reach()
 
     def doubt(self, topic: str) -> None:
         """Kafka has refused something of this topic: what is known of it holds no more."""

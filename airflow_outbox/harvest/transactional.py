@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +153,8 @@ class KafkaTransactionalLog:
 
     async def fence(self, transactional_id: str) -> None:
         if transactional_id == self.transactional_id:
-            await asyncio.gather(self._worker.call(self._fence), asyncio.to_thread(self._book.connect))
+            threading.Thread(target=self._book.connect, name="outbox-connect", daemon=True).start()
+            await self._worker.call(self._fence)
         else:
             await self._worker.call(fence_producer, self._config, transactional_id)
 
