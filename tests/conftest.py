@@ -54,6 +54,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONG_FORM = {
+    "faults/spark/test_spark_cluster.py": ("[executor]",),
+    "faults/test_take_over.py": ("[exactly_once-3.0]", "[3.0-exactly_once]"),
+    "integration/airflow/test_triggerers.py": ("[with its processes]",),
+    "integration/audit/test_memory.py": ("[999]",),
+    "integration/spark/test_attempts.py": ("amid_rows", "before_rows-is killed", "staged-raises"),
+    "integration/spark/test_audit.py": ("test_it_agrees_with_the_command[1]", "test_it_agrees_with_the_command[2]"),
+    "integration/spark/test_docs.py": ("under_airflow",),
+    "integration/test_demo.py": ("a_task_that_fails",),
+    "integration/test_benchmarks.py": ("larger_backlog", "dead_rows", "many_topics", "keep_up", "stream_has"),
+}
+"""Tests that take long and are near others of the same file: only the long form plays them."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--faults") == "long":
+        return
+
+    def is_left_out(item: pytest.Item) -> bool:
+        file = item.path.relative_to(ROOT / "tests").as_posix()
+        return any(name in item.name for name in LONG_FORM.get(file, ()))
+
+    left_out = [item for item in items if is_left_out(item)]
+    if len(left_out) == len(items):
+        return  # they were asked for by name
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_unconfigure() -> None:
     # Py4J logs once more while the interpreter ends, to a stream that pytest has closed by then.
     logging.raiseExceptions = False

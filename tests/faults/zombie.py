@@ -90,9 +90,17 @@ def remove_the_fence_of_postgres() -> None:
 
 
 def remove_the_fence_of_kafka() -> None:
-    """A producer whose transactional id is no other member's, and a recovery that ends no transaction but its own."""
+    """A producer whose transactional id is no other member's, and a recovery that ends no transaction but its own.
+
+    Its transactions hold the ledger only at their end: else a successor would wait until Kafka has ended them.
+    """
     of = KafkaNames.of
     fence = KafkaTransactionalLog.fence
+    begin = KafkaTransactionalLog._begin
+
+    def as_if_it_were_the_first(self: KafkaTransactionalLog) -> None:
+        self._has_committed = False
+        begin(self)
 
     def named_for_itself(*arguments: Any) -> KafkaNames:
         names = of(*arguments)
@@ -104,6 +112,7 @@ def remove_the_fence_of_kafka() -> None:
 
     process.KafkaNames.of = named_for_itself  # type: ignore[method-assign,attr-defined]
     transactional.KafkaTransactionalLog.fence = only_its_own  # type: ignore[method-assign]
+    transactional.KafkaTransactionalLog._begin = as_if_it_were_the_first  # type: ignore[method-assign]
 
 
 def remove_the_wait_for_the_disk() -> None:
