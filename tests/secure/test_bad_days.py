@@ -162,7 +162,7 @@ def outlives_what_is_mended(make_outbox: MakeOutbox, start: Start, disks: list[D
             name for name, day in days.items() if not any(re.search(day.says, text) for text in said(processes[name]))
         ]
 
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90  # guards; how soon is not what this shows
     while (unsaid := silent()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert {name: said(processes[name]) for name in unsaid} == {}
