@@ -237,11 +237,10 @@ class OutboxTable:
         """
         announced = None if watermark is None else str(watermark)
         values = {"snapshot": str(snapshot), "watermark": announced, "batch": batch}
-        others = _others_between(ids)
-        if others is None:
+        between = _between(ids)
+        if between is None:
             row = self._row("purge_published", self._purging_one_by_one, view=view, ids=list(ids), **values)
         else:
-            between = {"first": min(ids), "last": max(ids), "others": others}
             row = self._row("purge_published", self._purging_between, view=view, **between, **values)
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
@@ -374,11 +373,16 @@ class OutboxTable:
         return FencedError(f"{self.name}: another view has taken over shard {SHARD}")
 
 
-def _others_between(ids: Sequence[int]) -> list[int] | None:
-    """Which ids lie between the least and the greatest of these and are none of them; None when they are too many."""
-    if not ids or max(ids) - min(ids) + 1 - len(ids) > _MOST_OTHERS:
+def _between(ids: Sequence[int]) -> dict[str, Any] | None:
+    """Ids as the range that they lie in, and the others in it; None when there are too many others."""
+    if not ids:
         return None
-    return sorted(set(range(min(ids), max(ids) + 1)).difference(ids))
+    first, last = min(ids), max(ids)
+    count = last - first + 1 - len(ids)
+    if count > _MOST_OTHERS:
+        return None
+    others = sorted(set(range(first, last + 1)).difference(ids)) if count else []
+    return {"first": first, "last": last, "others": others}
 
 
 def _account(flushed: Flushed | None) -> dict[str, str | int | None]:

@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LONG_FORM = {
     "faults/spark/test_spark_cluster.py": ("[executor]",),
-    "faults/test_take_over.py": ("[exactly_once-3.0]", "[3.0-exactly_once]"),
+    "faults/test_take_over.py": ("[exactly_once-3.0]",),
     "integration/airflow/test_triggerers.py": ("[with its processes]",),
     "integration/audit/test_memory.py": ("[999]",),
     "integration/spark/test_attempts.py": ("amid_rows", "before_rows-is killed", "staged-raises"),

@@ -207,10 +207,11 @@ class KafkaTransactionalLog:
         produce = self._producer.produce
         known = None if self._asks_of_each else self._book.partitions({row[1] for row in rows})
         partitions = None if known is None else self._partitioner.choose(rows, known)
-        counts: Mapping[Place, int] = {}
-        reports: Sequence[Report | None] = [self._delivered] * len(rows)
+        counts: Mapping[Place, int]
+        reports: Sequence[Report | None]
         if partitions is None:
             partitions = [PARTITION_BY_KEY if row[6] is None else row[6] for row in rows]
+            counts, reports = {}, [self._delivered] * len(rows)
         else:
             counts, reports = self._edges(rows, partitions)
         for (number, topic, key, value, names, values, *_), partition, report in zip(
