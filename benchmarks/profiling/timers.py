@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Totals = dict[tuple[str, str], tuple[float, float, int]]
@@ -66,8 +67,8 @@ class Timers:
                 totals[thread, stage] = (before[0] + wall, before[1] + cpu, before[2] + int(calls))
         threads: dict[str, float] = {}
         for thread_now in threading.enumerate():
-            if thread_now.ident is not None:
-                used = time.clock_gettime(time.pthread_getcpuclockid(thread_now.ident))
+            used = _processor_seconds(thread_now)
+            if used is not None:
                 threads[thread_now.name] = threads.get(thread_now.name, 0.0) + used
         return Reading(time.monotonic(), totals, threads, time.process_time())
 
@@ -99,3 +100,14 @@ class Timers:
             stack.append([stage, wall, cpu])
         elif stack:
             stack[-1][1:] = [wall, cpu]
+
+
+def _processor_seconds(thread: threading.Thread) -> float | None:
+    """What Linux has counted for a thread; None when it has ended.
+
+    Python may still list a thread that has: one of C's that once called it. `pthread_getcpuclockid` crashes with such.
+    """
+    try:
+        return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -182,6 +184,21 @@ def test_a_stage_does_not_count_what_is_inside_it() -> None:
     totals = {stage: (wall, calls) for (_, stage), (wall, _, calls) in timers.reading().totals.items()}
     assert totals["outer"] == (pytest.approx(0.1, abs=0.05), 1)
     assert totals["inner"] == (pytest.approx(0.3, abs=0.05), 1)
+
+
+def test_a_thread_that_has_ended_is_not_counted() -> None:
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    def call(_: int) -> None:
+        names.append(threading.current_thread().name)
+
+    names: list[str] = []
+    thread, c = ctypes.c_ulong(), ctypes.CDLL(None)
+    c.pthread_create(ctypes.byref(thread), None, call, None)
+    c.pthread_join(thread, None)
+    assert names[0] in {each.name for each in threading.enumerate()}  # Python does not know that it has ended
+    threads = Timers().reading().threads
+    assert names[0] not in threads
+    assert threads[threading.current_thread().name] > 0
 
 
 def test_a_larger_backlog_is_held_against_a_small_one(scene: Scene) -> None:
