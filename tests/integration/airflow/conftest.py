@@ -36,7 +36,7 @@ MARKER = "OUTBOX_TESTS_SERVER"
 """What every process of this Airflow has in its environment, the harvesting ones too, whoever has adopted them."""
 AIRFLOW_PATIENCE = 180.0
 """Seconds that a test waits for Airflow itself: a Dag is read, a task begins. A busy machine takes minutes."""
-TRIGGERER_TIMEOUT = 6
+TRIGGERER_TIMEOUT = 10
 """How many seconds a triggerer may be silent before the others take its triggers."""
 
 
