@@ -305,6 +305,10 @@ class OutboxTable:
         with translated(self.name):
             self.connection.execute(self._render("note_error"), {"view": view, "shard": SHARD, "error": error})
 
+    def holds_marks(self) -> bool:
+        """Whether any record carries a mark. All records are looked at, if need be."""
+        return bool(cast("tuple[bool]", self._row("holds_marks"))[0])
+
     def is_empty(self) -> bool:
         """Whether every committed record has been published and purged."""
         return bool(cast("tuple[bool]", self._row("is_empty"))[0])

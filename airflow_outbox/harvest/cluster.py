@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
@@ -116,8 +116,8 @@ class Cluster:
 
     def _answers(self, futures: Mapping[Key, Future[Any]]) -> dict[Key, Any]:
         deadline = time.monotonic() + _TIMEOUT + 1
-        while not all(future.done() for future in futures.values()):
-            self._client.poll(_POLL)
+        while wait(futures.values(), timeout=_POLL).not_done:  # the client's own thread sets them
+            self._client.poll(0)
             if self._complaint is not None and is_about_login(self._complaint):
                 raise KafkaError(explained(self._complaint, self._kafka))
             if time.monotonic() > deadline:

@@ -52,6 +52,8 @@ class LedgerReader:
         end = cluster.end_offset(self._topic, self._partition)
         if start > end:
             raise HistoryError(f"the ledger ends at offset {end}, and {start} was in it")
+        if start == end:
+            return Ledger.read(topic_id=topic_id, end=end, records=())
         consumer = self._consumer()
         try:
             return Ledger.read(topic_id=topic_id, end=end, records=self._records(consumer, start, end))

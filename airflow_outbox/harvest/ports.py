@@ -58,6 +58,9 @@ class Table(Protocol):
         before, what its producer is known by and how far everything is out. Raises FencedError.
         """
 
+    async def holds_marks(self) -> bool:
+        """Whether any record carries a mark."""
+
     async def mark(
         self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
     ) -> list[MarkedRecord]:

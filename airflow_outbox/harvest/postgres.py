@@ -83,6 +83,10 @@ class PostgresTable:
                 flushed=flushed,
             )
 
+    async def holds_marks(self) -> bool:
+        async with self._within(self._statement_timeout):
+            return await self._purging.call(OutboxTable.holds_marks)  # the other connection avoids scans
+
     async def mark(
         self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
     ) -> list[MarkedRecord]:

@@ -305,6 +305,10 @@ UPDATE {leader}
 SET last_error = %(error)s, last_error_at = clock_timestamp()
 WHERE shard = %(shard)s AND view = %(view)s
 
+-- holds_marks --
+-- Whether some view has marked records that are still there. Those that harvest exactly once mark none.
+SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
+
 -- is_empty --
 -- Whether every committed record has been published and purged.
 SELECT NOT EXISTS (SELECT FROM {outbox})

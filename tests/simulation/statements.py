@@ -209,6 +209,9 @@ class Server:
                 found.setdefault(row.transaction_id, []).append(number)
         return {transaction_id: Length(len(ids), max(ids)) for transaction_id, ids in found.items()}
 
+    def holds_marks(self) -> bool:
+        return any(row.mark is not None for row in self.database.state.rows.values())
+
     def mark(self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool) -> list[MarkedRecord]:
         marked: list[MarkedRecord] = []
         size = 0

@@ -66,6 +66,10 @@ class SimulatedTable:
 
         await self._run(self._reading, "begin", effect)
 
+    async def holds_marks(self) -> bool:
+        found: bool = await self._run(self._purging, "holds_marks", lambda: self._server.holds_marks())
+        return found
+
     async def mark(
         self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
     ) -> list[MarkedRecord]:

@@ -48,6 +48,19 @@ async def test_a_new_view_marks_what_the_old_one_left(table: TableUnderTest) -> 
     assert [record.id for record in await table.other.mark(new, **ALL)] == [1, 3]
 
 
+async def test_the_table_holds_marks_until_the_marked_records_are_gone(table: TableUnderTest) -> None:
+    view = uuid4()
+    table.commit(pending(3))
+    await table.one.take_over(view)
+    assert not await table.one.holds_marks()
+    await table.one.mark(view, max_records=2, max_bytes=10**9)
+    assert await table.one.holds_marks()
+    await table.one.purge(view, [1])
+    assert await table.one.holds_marks()
+    await table.one.reset(view, [2])
+    assert not await table.one.holds_marks()
+
+
 async def test_a_fenced_view_changes_nothing(table: TableUnderTest) -> None:
     old, new = uuid4(), uuid4()
     table.commit(pending(3))
