@@ -139,8 +139,8 @@ SET enable_sort = off;
 SET max_parallel_workers_per_gather = 0
 
 -- newest_transaction_id --
--- Part of `fence`, where the outbox has the column: the highest transaction id in it.
-coalesce((SELECT transaction_id::text::bigint FROM {outbox} ORDER BY transaction_id DESC LIMIT 1), 0)
+-- Part of `fence`, where the outbox has the column: the highest transaction id in it, by the index (and so not by what is selected).
+coalesce((SELECT record.transaction_id::text::bigint FROM {outbox} AS record ORDER BY record.transaction_id DESC LIMIT 1), 0)
 
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.

@@ -217,6 +217,18 @@ def plan(table: OutboxTable, statement: str, **values: object) -> str:
     return "\n".join(row[0] for row in rows)
 
 
+def test_the_newest_transaction_is_found_without_a_look_at_all_records(prepared_database: str) -> None:
+    with psycopg.connect(prepared_database, autocommit=True) as connection:
+        committed(connection, [str(number) for number in range(2000)], random.Random())
+        connection.execute("ANALYZE outbox")
+        query = render(statements_of("queries.sql")["newest_transaction_id"], NAME)
+        (found,) = connection.execute(sql.SQL("EXPLAIN (ANALYZE, FORMAT JSON) SELECT {}").format(query)).fetchall()
+        (limit,) = found[0][0]["Plan"]["Plans"]
+        (scan,) = limit["Plans"]
+        assert (scan["Node Type"], scan["Scan Direction"]) == ("Index Only Scan", "Backward")
+        assert scan["Actual Rows"] == 1
+
+
 def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_of_it(prepared_database: str) -> None:
     """A million records, of which the first page and the last cost about the same."""
     with psycopg.connect(prepared_database, autocommit=True) as writer:
