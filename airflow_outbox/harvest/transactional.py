@@ -352,7 +352,7 @@ class KafkaTransactionalLog:
             self._offset = cast("int", message.offset())
         elif error.code() == BrokerError._PURGE_QUEUE:
             self._purged = True
-        else:
+        elif self._refused is None:
             self._refused = KafkaError(self._not_written(error))
 
     def _not_written(self, error: BrokerError) -> str:

@@ -4,6 +4,7 @@ it marks, where it publishes, and where it purges, in the middle of a load.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ COMMIT = Place("commit", lambda servers: servers.to_produce, b"", lambda data: d
 
 SAYS = {
     "mark": "has not answered",
-    "produce": "was not published",
+    "produce": "was not (published|written)",  # a record of the outbox, or the ledger, whichever was on its way
     "purge": "has not answered",
     "commit": "whether a batch is committed is not known",
 }
@@ -90,7 +91,7 @@ def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
     proxy = place.proxy(scene.servers)
     scene.hits(proxy.swallow(place.opening, kind=place.kind, ways=ways))
     error = scene.next_event(leader, "error", since=since, within=15)
-    assert SAYS[place.name] in error["error"]
+    assert re.search(SAYS[place.name], error["error"]), error
     proxy.heal()
     scene.next_event(leader, "view", since=since)
     scene.ends_well()

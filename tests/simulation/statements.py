@@ -27,15 +27,14 @@ LOCK_TIMEOUT = 1.0
 
 
 class Backend:
-    """A session of one connection. `running` is its statement that holds the fence row, if any."""
+    """A session of one connection."""
 
-    __slots__ = ("_database", "_ended", "_life", "running")
+    __slots__ = ("_database", "_ended", "_life")
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._life = database.life
         self._ended = False
-        self.running: Answer | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -52,7 +51,7 @@ class Server:
         self.database = database
         self._random = random
         self.slowness = slowness
-        self._holders: list[Backend] = []
+        self._holders: list[tuple[Backend, Answer]] = []  # statements that hold the fence row
         self._waiting: list[Callable[[], None]] = []  # take-overs, which wait for the holders; and whoever comes behind
         database.on_crash.append(self._crashed)
 
@@ -72,20 +71,20 @@ class Server:
     def run_locked(self, backend: Backend, view: UUID | None, answer: Answer, effect: Callable[[], object]) -> None:
         """A statement that holds the fence row shared while it runs; without a view it goes by no fence."""
 
+        holder = backend, answer
+
         def start() -> None:
             if not backend.is_alive or (view is not None and self.database.state.fence.view != view):
                 self.run(backend, answer, lambda: self.require(view))
                 return
-            backend.running = answer
-            self._holders.append(backend)
+            self._holders.append(holder)
             draw = self._random.random
             duration = self.slowness * draw() * (1 if draw() < 0.95 else 40)
             asyncio.get_running_loop().call_later(duration, finish, context=ELSEWHERE)
 
         def finish() -> None:
-            if backend in self._holders:
-                self._holders.remove(backend)
-                backend.running = None
+            if holder in self._holders:
+                self._holders.remove(holder)
                 self.run(backend, answer, effect)
                 self._let_in()
 
@@ -294,11 +293,11 @@ class Server:
 
     # Locks
 
-    def _end(self, backend: Any) -> None:
+    def _end(self, backend: Backend) -> None:
         backend.end()
-        if backend in self._holders:
-            self._holders.remove(backend)
-            backend.running.refuse(PostgresUnreachableError("simulated: terminated by an administrator's command"))
+        for holder in [holder for holder in self._holders if holder[0] is backend]:
+            self._holders.remove(holder)
+            holder[1].refuse(PostgresUnreachableError("simulated: terminated by an administrator's command"))
 
     def _let_in(self) -> None:
         while self._waiting and not self._holders:
@@ -307,6 +306,6 @@ class Server:
                 start()
 
     def _crashed(self) -> None:
-        for backend in list(self._holders):
+        for backend, _ in list(self._holders):
             self._end(backend)
         self._let_in()

@@ -58,19 +58,21 @@ class WholeTransactions:
     ) -> tuple[Sequence[OutboxRow], Mapping[int, Refusal]]:
         """Of parked rows, from the first one on: the transactions that can be published now, and the refused records.
 
-        `lengths` are of the transactions as they are parked; of the last ones, rows may be missing.
+        `lengths` are of the transactions as they are parked; of the last ones, rows may be missing. A transaction that
+        is there no more, because another view has published it, waits like those.
         """
         counts: dict[int, int] = {}
         for row in rows:
             counts[_transaction(row)] = counts.get(_transaction(row), 0) + 1
-        partial = {number for number, count in counts.items() if count < lengths[number].records}
+        gone = counts.keys() - lengths.keys()
+        partial = {number for number in counts.keys() - gone if counts[number] < lengths[number].records}
         too_large = {
             number: Refusal(Cause.TOO_LARGE, f"transaction {number} has {lengths[number].records} records")
-            for number in counts
+            for number in counts.keys() - gone
             if lengths[number].records > self._max_transaction_records
         }
         nothing = ParkedLanes({}, ())
-        waiting = condemned(rows, parked=nothing, refusals=refusals, already=partial | too_large.keys())
+        waiting = condemned(rows, parked=nothing, refusals=refusals, already=gone | partial | too_large.keys())
         refused = {**refusals, **_first_rows(rows, too_large, too_large)}
         return [row for row in rows if _transaction(row) not in waiting], refused
 

@@ -1,0 +1,28 @@
+"""What of the parked source transactions can be published now."""
+
+from __future__ import annotations
+
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
+from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions
+from airflow_outbox.pages import Length, OutboxRow
+
+
+def row(number: int, transaction_id: int, key: str = "k") -> OutboxRow:
+    return (number, "t", key, "v", [], [], None, 2, transaction_id)
+
+
+def due(rows: list[OutboxRow], lengths: dict[int, Length]) -> list[int]:
+    whole = WholeTransactions(ParkedLanes({}, ()), Caution(most=10), max_transaction_records=10)
+    published, refused = whole.due(rows, {}, lengths=lengths)
+    assert refused == {}
+    return [each[0] for each in published]
+
+
+def test_a_transaction_of_which_rows_are_missing_waits_and_what_comes_after_it_in_its_lane() -> None:
+    rows = [row(1, 7), row(2, 7), row(3, 8), row(4, 9, "other")]
+    assert due(rows, {7: Length(3, 9), 8: Length(1, 3), 9: Length(1, 4)}) == [4]
+
+
+def test_a_transaction_that_another_view_has_published_meanwhile_waits() -> None:
+    rows = [row(1, 7), row(2, 7), row(3, 8), row(4, 9, "other")]
+    assert due(rows, {8: Length(1, 3), 9: Length(1, 4)}) == [4]
