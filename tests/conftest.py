@@ -55,13 +55,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LONG_FORM = {
-    "faults/spark/test_spark_cluster.py": ("[executor]",),
-    "faults/test_take_over.py": ("[exactly_once-3.0]",),
+    "faults/spark/test_spark_cluster.py": ("[executor]", "[speculation]"),
+    "faults/test_connections.py": (
+        "half_open[both ways",
+        "delayed[exactly_once-mark",
+        "arrives_when_another_leads[exactly_once-mark",
+    ),
+    "faults/test_histories.py": (
+        "a_leader_harvests[sequence set back]",
+        "a_leader_harvests[table made anew]",
+        "earlier_adoption",
+        "overtake",
+        "switch_over_in_order[]",
+    ),
+    "faults/test_take_over.py": ("[exactly_once-3.0]", "resigns"),
+    "faults/test_zombies.py": (
+        "no_effect[purge-",
+        "no_effect[read the ledger-",
+        "no_effect[read-",
+        "no_effect[take over-",
+        "witness_of_long_ago_is_not_recorded",
+    ),
+    "integration/airflow/test_published.py": ("triggerers_death",),
     "integration/airflow/test_triggerers.py": ("[with its processes]",),
     "integration/audit/test_memory.py": ("[999]",),
     "integration/spark/test_attempts.py": ("amid_rows", "before_rows-is killed", "staged-raises"),
-    "integration/spark/test_audit.py": ("test_it_agrees_with_the_command[1]", "test_it_agrees_with_the_command[2]"),
+    "integration/spark/test_audit.py": (
+        "submitted",
+        "test_it_agrees_with_the_command[1]",
+        "test_it_agrees_with_the_command[2]",
+    ),
     "integration/spark/test_docs.py": ("under_airflow",),
+    "integration/spark/test_submit.py": ("demos_stream", "on_a_cluster", "writes_a_stream"),
     "integration/test_demo.py": ("a_task_that_fails",),
     "integration/test_benchmarks.py": ("larger_backlog", "dead_rows", "many_topics", "keep_up", "stream_has"),
 }

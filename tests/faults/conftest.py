@@ -14,7 +14,7 @@ RECORDS = {"short": 6_000, "long": 20_000}
 AT_LEAST_ONCE_IN_SHORT = {
     "test_connections.py": ("produce",),
     "test_servers_and_processes.py": ("leader_is_killed", "postgres_is_restarted"),
-    "test_take_over.py": ("after_kill", "after_a_clean_stop", "holds_the_fence"),
+    "test_take_over.py": ("after_kill",),
 }
 """Which tests of these files are played at least once in the short form, too."""
 

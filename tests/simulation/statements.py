@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
 from uuid import UUID
 
 from simulation.loop import ELSEWHERE

@@ -12,7 +12,7 @@ from simulation.kinds import KINDS
 from simulation.planted import BUGS, Bug
 
 SEEDS = 4000
-"""Within how many histories every bug is found. Most are found within twenty, the rarest shows in one of five hundred."""
+"""Within how many histories every bug is found. Most are found within twenty; the rarest is in one of five hundred."""
 _SHARE = 5  # histories that a process is given at a time
 
 
