@@ -48,8 +48,9 @@ class PageSize:
     """How many rows to ask for, so that a page of them can't be larger than there is room for.
 
     The room is shared out equally among the rows that are asked for. A row that is larger than its share comes without
-    its value; the page then ends before it, and from now on fewer rows are asked for, with shares as large as that one.
-    While all rows fit, their number grows again.
+    its value; the page then ends before it, and from now on fewer rows are asked for, with shares that rows a little
+    larger than that one fit into, too. When no row needs more than half of its share, twice as many are asked for
+    again: rows that are all alike are read once.
     """
 
     def __init__(self) -> None:
@@ -62,12 +63,13 @@ class PageSize:
 
     def fitting(self, rows: Sequence[OutboxRow], *, share: int, max_bytes: int) -> Sequence[OutboxRow]:
         """The rows before the first that is larger than its share."""
-        if not rows or max(map(_size, rows)) <= share:
-            if self._records is not None and self._records <= len(rows):
+        largest = max(map(_size, rows), default=0)
+        if largest <= share:
+            if self._records is not None and self._records <= len(rows) and 2 * self._records * largest <= max_bytes:
                 self._records *= 2
             return rows
         place, size = next((place, row[SIZE]) for place, row in enumerate(rows) if row[SIZE] > share)
-        self._records = max(1, max_bytes // size)
+        self._records = max(1, max_bytes // (size + size // 8))
         return rows[:place]
 
 
