@@ -12,10 +12,12 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 from airflow_outbox.pages import OutboxRow
 
 _MOST_KEYS = 100_000
+_LEFT_ALONE = 16  # times as many records as those whose keys were new
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _WORD = 0xFFFFFFFF
@@ -37,29 +39,63 @@ def murmur2(key: bytes) -> int:
 
 
 _HASHES: Mapping[str, Callable[[bytes], int]] = {"murmur2_random": murmur2, "consistent_random": zlib.crc32}
+_topic, _key, _named_partition = itemgetter(1), itemgetter(2), itemgetter(6)
+
+
+class _EmptyKeyError(Exception):
+    """There is no saying where a record without a key goes."""
+
+
+class _Hashes(dict[str | bytes, int]):
+    """The hashes of keys, computed when they are first asked for."""
+
+    def __init__(self, of: Callable[[bytes], int]) -> None:
+        self._of = of
+
+    def __missing__(self, key: str | bytes) -> int:
+        if not key:
+            raise _EmptyKeyError
+        found = self[key] = self._of(key.encode() if isinstance(key, str) else key)
+        return found
 
 
 class Partitioner:
     """Chooses the partitions of records; `name` is what the client calls the partitioner."""
 
     def __init__(self, name: str) -> None:
-        self._hash = _HASHES.get(name)
-        self._hashes: dict[str | bytes, int] = {}
+        known = _HASHES.get(name)
+        self._hashes = None if known is None else _Hashes(known)
+        self._were_new = False
+        self._to_leave_alone = 0
 
     def choose(self, rows: Sequence[OutboxRow], partitions: Mapping[str, int]) -> list[int] | None:
-        """The partition of each row, by how many a topic has; None when it takes longer to find them than to ask.
+        """The partition of each row, by how many a topic has; None when it is left to the client.
 
-        That is so for unknown partitioners, empty keys, and where more than half of the rows have keys that are new.
+        That is so for unknown partitioners and empty keys, and for a while when keys were new twice: to find the
+        partitions of keys that don't come again takes as long as to ask for them.
         """
-        if self._hash is None:
+        if self._hashes is None:
             return None
-        unknown = {row[2] for row in rows} - self._hashes.keys()
-        if 2 * len(unknown) > len(rows) or "" in unknown or b"" in unknown:
+        if self._to_leave_alone > 0:
+            self._to_leave_alone -= len(rows)
             return None
-        if len(self._hashes) + len(unknown) > _MOST_KEYS:
+        if len(self._hashes) > _MOST_KEYS:
             self._hashes.clear()
-            unknown = {row[2] for row in rows}
-        for key in unknown:
-            self._hashes[key] = self._hash(key.encode() if isinstance(key, str) else key)
-        hashes = self._hashes
-        return [hashes[row[2]] % partitions[row[1]] if row[6] is None else row[6] for row in rows]
+        known_before = len(self._hashes)
+        try:
+            hashes = list(map(self._hashes.__getitem__, map(_key, rows)))
+        except _EmptyKeyError:
+            return None
+        are_new = 2 * (len(self._hashes) - known_before) > len(rows)
+        if are_new and self._were_new:
+            self._to_leave_alone = _LEFT_ALONE * len(rows)
+        self._were_new = are_new
+        named = set(map(_named_partition, rows))
+        if len(partitions) == 1 and named == {None}:
+            (count,) = partitions.values()
+            return [value % count for value in hashes]
+        counts = map(partitions.__getitem__, map(_topic, rows))
+        return [
+            value % count if named is None else named
+            for value, count, named in zip(hashes, counts, map(_named_partition, rows), strict=True)
+        ]

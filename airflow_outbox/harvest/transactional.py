@@ -43,6 +43,7 @@ Place = tuple[str, int]
 
 Report = Callable[[BrokerError | None, Message], None]
 
+_topic = itemgetter(1)
 _NO_TOPIC = "?"
 _CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
@@ -205,7 +206,7 @@ class KafkaTransactionalLog:
         self._transaction.begins(Call.PUBLISH)
         self._extents.clear()
         produce = self._producer.produce
-        known = None if self._asks_of_each else self._book.partitions({row[1] for row in rows})
+        known = None if self._asks_of_each else self._book.partitions(set(map(_topic, rows)))
         partitions = None if known is None else self._partitioner.choose(rows, known)
         counts: Mapping[Place, int]
         reports: Sequence[Report | None]
@@ -214,7 +215,7 @@ class KafkaTransactionalLog:
             counts, reports = {}, [self._delivered] * len(rows)
         else:
             counts, reports = self._edges(rows, partitions)
-        for (number, topic, key, value, names, values, *_), partition, report in zip(
+        for (number, topic, key, value, names, values, _, _, _), partition, report in zip(
             rows, partitions, reports, strict=True
         ):
             try:
@@ -237,17 +238,26 @@ class KafkaTransactionalLog:
 
     def _edges(
         self, rows: Sequence[OutboxRow], partitions: Sequence[int]
-    ) -> tuple[Counter[Place], list[Report | None]]:
+    ) -> tuple[Mapping[Place, int], list[Report | None]]:
         """How many records go to each partition, and for each whether Kafka is asked where it went: the first and the
         last of a partition are.
         """
-        places = list(zip(map(itemgetter(1), rows), partitions, strict=True))
-        last = dict(zip(places, range(len(places)), strict=True))
-        first = dict(zip(reversed(places), range(len(places) - 1, -1, -1), strict=True))
+        topics = list(map(_topic, rows))
+        counts: Mapping[Place, int]
+        places: Sequence[int | Place]
+        if topics.count(topics[0]) == len(topics):
+            counts = {(topics[0], partition): count for partition, count in Counter(partitions).items()}
+            places = partitions
+        else:
+            places = found = list(zip(topics, partitions, strict=True))
+            counts = Counter(found)
+        numbers = range(len(places))
+        last = dict(zip(places, numbers, strict=True))
+        first = dict(zip(reversed(places), reversed(numbers), strict=True))
         reports: list[Report | None] = [None] * len(places)
         for number in (*first.values(), *last.values()):
             reports[number] = self._delivered
-        return Counter(places), reports
+        return counts, reports
 
     def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
         """What to raise for a record that the client does not take."""

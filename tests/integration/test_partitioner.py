@@ -59,11 +59,19 @@ def test_what_the_client_chooses_at_random_is_left_to_it(empty: str | bytes) -> 
     assert Partitioner("fnv1a").choose(rows[:3], {"t": 4}) is None
 
 
-def test_many_new_keys_are_left_to_the_client_and_not_remembered() -> None:
+def test_keys_that_do_not_come_again_are_left_to_the_client_for_a_while() -> None:
     partitioner = Partitioner("murmur2_random")
-    assert partitioner.choose([row("t", str(number)) for number in range(100)], {"t": 4}) is None
-    assert partitioner.choose([row("t", str(number // 2)) for number in range(100)], {"t": 4}) is not None
-    assert partitioner.choose([row("t", str(number)) for number in range(100)], {"t": 4}) is not None  # half are known
+    pages = [[row("t", f"{page} {number}") for number in range(100)] for page in range(20)]
+    assert [partitioner.choose(page, {"t": 4}) is not None for page in pages] == [True] * 2 + [False] * 16 + [
+        True,
+        False,
+    ]
+
+
+def test_keys_that_come_again_are_remembered() -> None:
+    partitioner = Partitioner("murmur2_random")
+    page = [row("t", str(number)) for number in range(100)]
+    assert [partitioner.choose(page, {"t": 4}) is not None for _ in range(40)] == [True] * 40
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,4 +81,5 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = [row("t", str(start + number // 2)) for number in range(60)]
         chosen = partitioner.choose(rows, {"t": 4})
         assert chosen == [murmur2(str(start + number // 2).encode()) % 4 for number in range(60)]
-        assert len(partitioner._hashes) <= 100
+        assert partitioner._hashes is not None
+        assert len(partitioner._hashes) <= 100 + 30

@@ -88,7 +88,8 @@ async def test_a_page_is_no_larger_than_the_bound_on_bytes_but_for_a_record_by_i
     page = await read(table, Reading(), max_bytes=2 * size + 1)
     assert (ids(page), page.complete) == ([1, 2], False)
     assert [row[SIZE] for row in page.rows] == [size, size]
-    page = await read(table, Reading(), max_bytes=3 * size)
+    for _ in range(2):  # what was large makes pages small for once
+        page = await read(table, Reading(), max_bytes=4 * size)
     assert ids(page) == [1, 2, 3]
     assert list(page.rows[0][:7]) == list(pending(1)[0])
 
