@@ -98,8 +98,11 @@ def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
     assert reads == [BATCH + 1] * BATCHES
     names = Counter(statement.name for statement in harvested.statements)
     assert names["purge_published"] == BATCHES
-    # Nothing else comes with a batch, and what comes by the second is known.
-    assert names.keys() <= {"read_window", "read_on", "purge_published", "heartbeat", "holds_fence"}, names
+    # Nothing else comes with a batch, and what comes by the second is known. Once, Postgres' log is brought to disk: the
+    # first look at the rows has written hints into it. The connection that looks is set up when it is needed first.
+    by_the_second, once = {"heartbeat", "holds_fence"}, {"flushed", "flush", None}
+    assert names.keys() <= {"read_window", "read_on", "purge_published"} | by_the_second | once, names
+    assert all(names[name] <= 1 for name in once), names
     background = len(harvested.statements) - 2 * BATCHES
     assert background <= MOST_A_SECOND * harvested.seconds + SOON_LOOKS, names
     assert names["heartbeat"] <= harvested.seconds + 1
