@@ -18,7 +18,7 @@ import counting
 import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from harvesting import PARTITIONS, Outbox, Process, make_outbox
+from harvesting import PARTITIONS, Outbox, Process, make_outbox, wait_until
 from statement_log import Statement, StatementLog
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
@@ -73,8 +73,8 @@ def harvested(
     process = Process(COUNTING, first_line={"config": outbox.settings, "until": "forever"})
     try:
         process.wait_for("progress", published=ROWS)
+        wait_until(lambda: len(outbox.query(BACKENDS)) == 3)  # the one that looks comes with the first heartbeat
         backends = frozenset(pid for (pid,) in outbox.query(BACKENDS))
-        assert len(backends) == 3
         found = log.statements(backends, since=log.start)
         first = next(place for place, statement in enumerate(found) if is_read(statement))
         last = max(place for place, statement in enumerate(found) if statement.name == "purge_published")
@@ -98,7 +98,7 @@ def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
     assert reads == [BATCH + 1] * BATCHES
     names = Counter(statement.name for statement in harvested.statements)
     assert names["purge_published"] == BATCHES
-    # Nothing else comes with a batch, and what comes by the second is known. Once, Postgres' log is brought to disk: the
+    # Nothing else comes with a batch, and what comes by the second is known. Once, the log is brought to disk: the
     # first look at the rows has written hints into it. The connection that looks is set up when it is needed first.
     by_the_second, once = {"heartbeat", "holds_fence"}, {"flushed", "flush", None}
     assert names.keys() <= {"read_window", "read_on", "purge_published"} | by_the_second | once, names
