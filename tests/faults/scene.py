@@ -260,11 +260,12 @@ class Scene:
         self.load.finish(within)
         self.wait_until(lambda: self.outbox.left() == 0, within=within)
         running = self.running
+        self.wait_until(lambda: all(member.events for member in running))  # who has only just begun knows no signals
         for member in running:
             member.popen.terminate()
         for member in running:
             member.ends()
-            assert member.popen.returncode == 0, self.story()
+            assert member.popen.returncode == 0, f"ended with {member.popen.returncode}\n{self.story()}"
         for member in self.members:
             assert not processes_of(member), "a member has left processes behind"
         for proxy in self.servers.proxies:
