@@ -8,6 +8,7 @@ from typing import cast
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import HistoryError, KafkaError
 from airflow_outbox.harvest.clients import CLIENT_SETTINGS
@@ -67,6 +68,9 @@ class LedgerReader:
                 raise KafkaError(
                     f"the ledger {self._topic} has no partition for shard {self._partition}. Add partitions"
                 )
+            allowed = topic.authorized_operations
+            if allowed is not None and AclOperation.READ not in allowed:  # an empty ledger would not show it
+                raise KafkaError(not_allowed("READ", "topic", self._topic))
             return str(topic.topic_id)
         if topic.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
             raise KafkaError(
