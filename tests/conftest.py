@@ -68,6 +68,7 @@ LONG_FORM = {
         "overtake",
         "switch_over_in_order[]",
     ),
+    "faults/test_poison.py": ("leave_the_others_their_speed",),
     "faults/test_take_over.py": ("[exactly_once-3.0]", "resigns"),
     "faults/test_zombies.py": (
         "no_effect[purge-",
@@ -86,7 +87,8 @@ LONG_FORM = {
         "test_it_agrees_with_the_command[2]",
     ),
     "integration/spark/test_docs.py": ("under_airflow",),
-    "integration/spark/test_submit.py": ("demos_stream", "on_a_cluster", "writes_a_stream"),
+    "integration/spark/test_submit.py": ("demos_stream", "does_not_write", "on_a_cluster", "writes_a_stream"),
+    "integration/test_servers.py": ("through_a_crash",),
     "integration/test_demo.py": ("a_task_that_fails",),
     "integration/test_benchmarks.py": ("larger_backlog", "dead_rows", "many_topics", "keep_up", "stream_has"),
 }
