@@ -90,8 +90,7 @@ class Partitioner:
         if are_new and self._were_new:
             self._to_leave_alone = _LEFT_ALONE * len(rows)
         self._were_new = are_new
-        named = set(map(_named_partition, rows))
-        if len(partitions) == 1 and named == {None}:
+        if len(partitions) == 1 and set(map(_named_partition, rows)) == {None}:
             (count,) = partitions.values()
             return [value % count for value in hashes]
         counts = map(partitions.__getitem__, map(_topic, rows))

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Self, cast
 
@@ -206,7 +206,8 @@ class KafkaTransactionalLog:
         self._transaction.begins(Call.PUBLISH)
         self._extents.clear()
         produce = self._producer.produce
-        known = None if self._asks_of_each else self._book.partitions(set(map(_topic, rows)))
+        topics = set(map(_topic, rows))
+        known = None if self._asks_of_each else self._book.partitions(topics)
         partitions = None if known is None else self._partitioner.choose(rows, known)
         counts: Mapping[Place, int]
         reports: Sequence[Report | None]
@@ -214,7 +215,7 @@ class KafkaTransactionalLog:
             partitions = [PARTITION_BY_KEY if row[6] is None else row[6] for row in rows]
             counts, reports = {}, [self._delivered] * len(rows)
         else:
-            counts, reports = self._edges(rows, partitions)
+            counts, reports = self._edges(rows, partitions, topics)
         for (number, topic, key, value, names, values, _, _, _), partition, report in zip(
             rows, partitions, reports, strict=True
         ):
@@ -237,19 +238,19 @@ class KafkaTransactionalLog:
         ]
 
     def _edges(
-        self, rows: Sequence[OutboxRow], partitions: Sequence[int]
+        self, rows: Sequence[OutboxRow], partitions: Sequence[int], topics: Collection[str]
     ) -> tuple[Mapping[Place, int], list[Report | None]]:
         """How many records go to each partition, and for each whether Kafka is asked where it went: the first and the
         last of a partition are.
         """
-        topics = list(map(_topic, rows))
         counts: Mapping[Place, int]
         places: Sequence[int | Place]
-        if topics.count(topics[0]) == len(topics):
-            counts = {(topics[0], partition): count for partition, count in Counter(partitions).items()}
+        if len(topics) == 1:  # numbers are counted sooner than pairs
+            (topic,) = topics
+            counts = {(topic, partition): count for partition, count in Counter(partitions).items()}
             places = partitions
         else:
-            places = found = list(zip(topics, partitions, strict=True))
+            places = found = list(zip(map(_topic, rows), partitions, strict=True))
             counts = Counter(found)
         numbers = range(len(places))
         last = dict(zip(places, numbers, strict=True))

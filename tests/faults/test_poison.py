@@ -150,4 +150,4 @@ def test_one_poison_in_a_thousand_and_a_thousand_parked_keys_leave_the_others_th
     drains = [(race.drain(), race.drain(poisoned=7), race.drain(parked_keys=1000)) for _ in range(9 if is_long else 3)]
     assert median(poisoned / clean for clean, poisoned, _ in drains) < 2, drains
     # A tenth, by paired medians, on a machine that does nothing else; in the short form there is room for noise.
-    assert median(parked / clean for clean, _, parked in drains) < (1.1 if is_long else 1.5), drains
+    assert median(parked / clean for clean, _, parked in drains) < (1.1 if is_long else 1.3), drains

@@ -64,15 +64,16 @@ class WholeTransactions:
         counts: dict[int, int] = {}
         for row in rows:
             counts[_transaction(row)] = counts.get(_transaction(row), 0) + 1
-        gone = counts.keys() - lengths.keys()
-        partial = {number for number in counts.keys() - gone if counts[number] < lengths[number].records}
+        partial = {
+            number for number, count in counts.items() if number not in lengths or count < lengths[number].records
+        }
         too_large = {
-            number: Refusal(Cause.TOO_LARGE, f"transaction {number} has {lengths[number].records} records")
-            for number in counts.keys() - gone
-            if lengths[number].records > self._max_transaction_records
+            number: Refusal(Cause.TOO_LARGE, f"transaction {number} has {length.records} records")
+            for number, length in lengths.items()
+            if length.records > self._max_transaction_records
         }
         nothing = ParkedLanes({}, ())
-        waiting = condemned(rows, parked=nothing, refusals=refusals, already=gone | partial | too_large.keys())
+        waiting = condemned(rows, parked=nothing, refusals=refusals, already=partial | too_large.keys())
         refused = {**refusals, **_first_rows(rows, too_large, too_large)}
         return [row for row in rows if _transaction(row) not in waiting], refused
 

@@ -264,6 +264,7 @@ def test_a_triggerer_that_ends_in_order_hands_its_harvest_to_the_other(triggerer
         took = wait_until(lambda: gone(ending), what="the end of its process")
         moved = wait_until(lambda: triggerers.settled(*triggerers.loads), within=MOVED_SECONDS, what=triggerers.state)
         print(f"terminated: no process after {took:.1f} s, led by the next one after another {moved:.1f} s")
+        assert moved < TRIGGERER_TIMEOUT, "it has said that it ends"
         assert triggerers.harvest(ASSET) == staying, triggerers.state()
         assert triggerers.of(triggerers.harvest(TASK)) == triggerers.of(staying)
     finally:
