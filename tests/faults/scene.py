@@ -216,8 +216,21 @@ class Scene:
         since = len(member.events)
         return str(self.next_event(member, "progress", since=since)["standing"])
 
+    def stop_in_flight(self, member: Process) -> None:
+        """Stop a member at a moment at which records are in flight, as they are nearly always."""
+
+        def stopped() -> bool:
+            os.kill(member.popen.pid, signal.SIGSTOP)
+            wait_until(lambda: is_stopped(member))
+            if self.marked() > 0:
+                return True
+            go_on(member)
+            return False
+
+        self.wait_until(stopped)
+
     def was_in_flight(self) -> None:
-        """To be called when a fault has hit: that it did so while records were in flight."""
+        """To be called when a fault has hit that ends the harvest: that it did so while records were in flight."""
         assert self.marked() > 0, "the fault hit when nothing was in flight"
 
     def hits(self, hit: threading.Event) -> None:
@@ -303,6 +316,13 @@ class Scene:
 def moment_of(event: dict[str, Any]) -> float:
     """When a member wrote an event, on the system's clock."""
     return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def go_on(member: Process) -> int:
+    """Let a stopped member go on; how many events it had announced."""
+    since = len(member.events)
+    os.kill(member.popen.pid, signal.SIGCONT)
+    return since
 
 
 def is_stopped(member: Process) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 from faults.fake_goharvest import FakeGoharvest
-from faults.scene import AT_LEAST_ONCE, Scene
+from faults.scene import AT_LEAST_ONCE, Scene, go_on
 from harvesting import COMMAND, Process
 
 
@@ -63,8 +63,9 @@ def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topi
 
     theirs = goharvest()
     scene.wait_until(lambda: scene.group_members(group_id) == 2)
-    scene.was_in_flight()
+    scene.stop_in_flight(first)
     first.popen.terminate()
+    go_on(first)
     first.ends()
     assert first.popen.returncode == 0
     scene.wait_until(lambda: theirs.leader_id is not None)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults.histories import Stage
-from faults.scene import is_stopped
+from faults.scene import go_on, is_stopped
 from faults.zombie import command
 from harvesting import Process, make_outbox
 
@@ -109,7 +109,7 @@ def crash(stage: Stage, stop: str, *, without: tuple[str, ...] = ()) -> tuple[li
     again = visible(stage).values()
     for lost_ones, new_ones in zip(zip(*lost.values(), strict=True), zip(*again, strict=True), strict=True):
         assert set(lost_ones) & set(new_ones), "no id, or no transaction id, was given out again"
-    os.kill(leader.popen.pid, signal.SIGCONT)
+    go_on(leader)
     kept = [number for number in written if number not in lost]
     return [*range(BEFORE), *kept, *instead], lost
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
-from faults.scene import LOOK, MARK, PURGE, Scene
+from faults.scene import LOOK, MARK, PURGE, Scene, go_on
 
 RECORDS = 20_000
 
@@ -21,9 +18,9 @@ def test_the_leader_is_killed(scene: Scene) -> None:
     leader = scene.leader()
     standby = scene.standby()
     scene.midway()
+    scene.stop_in_flight(leader)
     leader.popen.kill()
     leader.popen.wait()
-    scene.was_in_flight()
     standby.wait_for("view")
     scene.ends_well()
 
@@ -32,14 +29,11 @@ def test_the_leader_is_stopped_and_goes_on_when_another_leads(scene: Scene) -> N
     leader = scene.leader()
     standby = scene.standby()
     scene.midway()
-    os.kill(leader.popen.pid, signal.SIGSTOP)
-    scene.was_in_flight()
-    stopped_at = len(leader.events)
+    scene.stop_in_flight(leader)
     standby.wait_for("view")
     scene.midway()
-    scene.was_in_flight()
-    os.kill(leader.popen.pid, signal.SIGCONT)
-    scene.next_event(leader, "fenced", "stood_by", since=stopped_at)
+    since = go_on(leader)
+    scene.next_event(leader, "fenced", "stood_by", since=since)
     scene.midway()
     scene.ends_well()
 
@@ -47,12 +41,11 @@ def test_the_leader_is_stopped_and_goes_on_when_another_leads(scene: Scene) -> N
 def test_postgres_is_restarted_at_once(scene: Scene) -> None:
     leader = scene.leader()
     scene.midway()
-    before = len(leader.events)
-    scene.was_in_flight()
+    scene.stop_in_flight(leader)
     scene.servers.postgres.kill()
+    since = go_on(leader)
     scene.servers.postgres.start()
-    scene.was_in_flight()
-    scene.next_event(leader, "view", since=before)
+    scene.next_event(leader, "view", since=since)
     scene.ends_well()
 
 
@@ -69,13 +62,10 @@ def test_kafka_is_killed_and_restarted(scene: Scene) -> None:
 def test_the_leaders_backend_is_terminated(scene: Scene, purpose: bytes) -> None:
     leader = scene.leader()
     scene.midway()
-    before = len(leader.events)
-    end = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        f"WHERE application_name = '{purpose.decode()}' AND datname = current_database()"
-    )
-    scene.wait_until(lambda: scene.outbox.query(end) == [(True,)])
-    if purpose != LOOK:  # whose loss is noticed a little later
-        scene.was_in_flight()
-    scene.next_event(leader, "view", since=before)
+    backend = f"pg_stat_activity WHERE application_name = '{purpose.decode()}' AND datname = current_database()"
+    scene.wait_until(lambda: len(scene.outbox.query(f"SELECT FROM {backend}")) == 1)
+    scene.stop_in_flight(leader)
+    assert scene.outbox.query(f"SELECT pg_terminate_backend(pid) FROM {backend}") == [(True,)]
+    since = go_on(leader)
+    scene.next_event(leader, "view", since=since)
     scene.ends_well()

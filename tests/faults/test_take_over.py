@@ -10,7 +10,7 @@ from statistics import median
 
 import psycopg
 import pytest
-from faults.scene import MARK, PURGE, Scene, moment_of, wait_for_the_broker
+from faults.scene import MARK, PURGE, Scene, go_on, moment_of, wait_for_the_broker
 from harvesting import Process
 
 # The defaults.
@@ -30,9 +30,9 @@ def test_after_kill_the_first_record_comes_within_the_session_timeout_and_two_se
     standby = scene.standby()
     scene.midway()
     since = len(standby.events)
+    scene.stop_in_flight(leader)
     leader.popen.kill()
     killed_at = time.time()
-    scene.was_in_flight()
     assert first_record_of(scene, standby, since) - killed_at <= SESSION_TIMEOUT + 2
     scene.ends_well()
 
@@ -78,13 +78,11 @@ def test_a_fenced_leader_does_not_duel(scene: Scene) -> None:
     leader = scene.leader()
     standby = scene.standby()
     scene.midway()
-    os.kill(leader.popen.pid, signal.SIGSTOP)
-    scene.was_in_flight()
-    stopped_at = len(leader.events)
+    scene.stop_in_flight(leader)
     standby.wait_for("view", within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
     views = scene.views()
-    os.kill(leader.popen.pid, signal.SIGCONT)
-    scene.next_event(leader, "fenced", "stood_by", since=stopped_at)
+    since = go_on(leader)
+    scene.next_event(leader, "fenced", "stood_by", since=since)
     scene.wait_until(lambda: scene.group_members() == 2)
     scene.midway()
     time.sleep(2 * HEARTBEAT_TIMEOUT)  # as long as a duel would take to show
@@ -97,11 +95,9 @@ def test_a_fenced_leader_does_not_duel(scene: Scene) -> None:
 def test_a_lone_leader_that_was_stopped_for_long_leads_again(scene: Scene) -> None:
     leader = scene.leader()
     scene.midway()
-    os.kill(leader.popen.pid, signal.SIGSTOP)
-    scene.was_in_flight()
-    since = len(leader.events)
+    scene.stop_in_flight(leader)
     scene.wait_until(lambda: scene.group_members() == 0, within=SESSION_TIMEOUT + SLACK)
-    os.kill(leader.popen.pid, signal.SIGCONT)
+    since = go_on(leader)
     scene.next_event(leader, "view", since=since, within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
     scene.ends_well()
 
@@ -172,5 +168,5 @@ def test_a_stopped_leader_that_holds_the_fence_loses_its_backend(scene: Scene) -
         scene.was_in_flight()
         standby.wait_for("view", within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
         assert scene.outbox.query(waiting) == [], "the stopped leader's backend is still there"
-    os.kill(leader.popen.pid, signal.SIGCONT)
+    go_on(leader)
     scene.ends_well()

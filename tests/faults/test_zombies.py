@@ -10,7 +10,7 @@ import time
 
 import psycopg
 import pytest
-from faults.scene import EXACTLY_ONCE, PURGE, Scene, is_stopped
+from faults.scene import EXACTLY_ONCE, PURGE, Scene, go_on, is_stopped
 from faults.zombie import command
 from harvesting import Process
 
@@ -30,13 +30,6 @@ def stop(scene: Scene, member: Process) -> None:
     os.kill(member.popen.pid, signal.SIGUSR1)
     scene.wait_until(lambda: is_stopped(member))
     scene.was_in_flight()
-
-
-def go_on(member: Process) -> int:
-    """Let a stopped member go on; how many events it had announced."""
-    since = len(member.events)
-    os.kill(member.popen.pid, signal.SIGCONT)
-    return since
 
 
 def zombie(scene: Scene, point: str, *, without: tuple[str, ...] = ()) -> None:
