@@ -34,7 +34,7 @@ A plain tuple, for there are hundreds of thousands a second of them.
 SIZE: Final = 7
 TRANSACTION_ID: Final = 8
 _ANY_SIZE = 2**62
-
+_FIRST_RECORDS = 2_500
 
 _size = itemgetter(SIZE)
 
@@ -47,25 +47,26 @@ def total_size(rows: Iterable[OutboxRow]) -> int:
 class PageSize:
     """How many rows to ask for, so that a page of them can't be larger than there is room for.
 
-    The room is shared out equally among the rows that are asked for. A row that is larger than its share comes without
-    its value; the page then ends before it, and from now on fewer rows are asked for, with shares that rows a little
-    larger than that one fit into, too. When no row needs more than half of its share, twice as many are asked for
-    again: rows that are all alike are read once.
+    The first page is small, so that its records are published while others are read. The room is shared out equally
+    among the rows that are asked for. A row that is larger than its share comes without its value; the page then ends
+    before it, and from now on fewer rows are asked for, with shares that rows a little larger than that one fit into,
+    too. When no row needs more than half of its share, twice as many are asked for: rows that are all alike are read
+    once.
     """
 
     def __init__(self) -> None:
-        self._records: int | None = None  # None: as many as anybody wants
+        self._records = _FIRST_RECORDS
 
     def shares(self, *, max_records: int, max_bytes: int) -> tuple[int, int]:
         """How many rows to ask for, and how large each may be. A row by itself may have any size."""
-        records = max(1, min(max_records, max_bytes, self._records or max_records))
+        records = max(1, min(max_records, max_bytes, self._records))
         return records, max_bytes // records if records > 1 else _ANY_SIZE
 
     def fitting(self, rows: Sequence[OutboxRow], *, share: int, max_bytes: int) -> Sequence[OutboxRow]:
         """The rows before the first that is larger than its share."""
         largest = max(map(_size, rows), default=0)
         if largest <= share:
-            if self._records is not None and self._records <= len(rows) and 2 * self._records * largest <= max_bytes:
+            if self._records <= len(rows) and 2 * self._records * largest <= max_bytes:
                 self._records *= 2
             return rows
         place, size = next((place, row[SIZE]) for place, row in enumerate(rows) if row[SIZE] > share)

@@ -56,10 +56,10 @@ class Modes:
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
         if self.delivery == "exactly_once":
-            if fence.delivery != "exactly_once" and await self._table.holds_marks():
-                async with self._opened(self._careful_log) as log:
-                    yield self._row_marks(view, fence, published, log=log, draining=True)
             async with self._opened(self._new_transactional_log) as transactional_log:
+                if fence.delivery != "exactly_once" and await self._table.holds_marks():
+                    async with self._opened(self._careful_log) as log:
+                        yield self._row_marks(view, fence, published, log=log, draining=True)
                 yield ExactlyOnceTerm(
                     view=view,
                     fence=fence,

@@ -17,7 +17,8 @@ from operator import itemgetter
 from airflow_outbox.pages import OutboxRow
 
 _MOST_KEYS = 100_000
-_LEFT_ALONE = 16  # times as many records as those whose keys were new
+_JUDGED_AT_ONCE = 40_000  # records
+_LEFT_ALONE = 16 * _JUDGED_AT_ONCE
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _WORD = 0xFFFFFFFF
@@ -65,13 +66,13 @@ class Partitioner:
     def __init__(self, name: str) -> None:
         known = _HASHES.get(name)
         self._hashes = None if known is None else _Hashes(known)
-        self._were_new = False
+        self._chosen = self._were_new = 0  # records, and keys among them, since it was last judged
         self._to_leave_alone = 0
 
     def choose(self, rows: Sequence[OutboxRow], partitions: Mapping[str, int]) -> list[int] | None:
         """The partition of each row, by how many a topic has; None when it is left to the client.
 
-        That is so for unknown partitioners and empty keys, and for a while when keys were new twice: to find the
+        That is so for unknown partitioners and empty keys, and for a while when most keys were new: to find the
         partitions of keys that don't come again takes as long as to ask for them.
         """
         if self._hashes is None:
@@ -86,10 +87,11 @@ class Partitioner:
             hashes = list(map(self._hashes.__getitem__, map(_key, rows)))
         except _EmptyKeyError:
             return None
-        are_new = 2 * (len(self._hashes) - known_before) > len(rows)
-        if are_new and self._were_new:
-            self._to_leave_alone = _LEFT_ALONE * len(rows)
-        self._were_new = are_new
+        self._chosen += len(rows)
+        self._were_new += len(self._hashes) - known_before
+        if self._chosen >= _JUDGED_AT_ONCE:
+            self._to_leave_alone = _LEFT_ALONE if 2 * self._were_new > self._chosen else 0
+            self._chosen = self._were_new = 0
         if len(partitions) == 1 and set(map(_named_partition, rows)) == {None}:
             (count,) = partitions.values()
             return [value % count for value in hashes]

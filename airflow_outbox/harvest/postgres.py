@@ -272,4 +272,6 @@ class _Door:
         table, self._table = self._table, None
         worker, self._worker = self._worker, None
         if worker is not None:
-            worker.end(*([table.close] if table else []))
+            if table is not None:
+                worker.run(table.close)
+            worker.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -146,16 +147,19 @@ class KafkaTransactionalLog:
 
     @classmethod
     async def open(cls, config: HarvestConfig, names: KafkaNames, *, shard: int, book: TopicBook) -> Self:
-        """A new producer. `book` is what the process knows of topics.
+        """A new producer, which connects while its caller does something else. `book` is what the process knows of
+        topics.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
-        return await asyncio.to_thread(cls, config, names, shard, book)
+        log = await asyncio.to_thread(cls, config, names, shard, book)
+        log._worker.run(functools.partial(_connect, log._producer))
+        threading.Thread(target=book.connect, name="outbox-connect", daemon=True).start()
+        return log
 
     async def fence(self, transactional_id: str) -> None:
         if transactional_id == self.transactional_id:
-            threading.Thread(target=self._book.connect, name="outbox-connect", daemon=True).start()
-            await self._worker.call(self._fence)
+            await self._worker.call(self._repeat, Call.FENCE, self._producer.init_transactions)
         else:
             await self._worker.call(fence_producer, self._config, transactional_id)
 
@@ -174,11 +178,8 @@ class KafkaTransactionalLog:
         return await self._worker.call(self._commit, records)
 
     async def close(self) -> None:
-        self._worker.end(self._give_up)
-
-    def _fence(self) -> None:
-        _connect(self._producer)
-        self._repeat(Call.FENCE, self._producer.init_transactions)
+        self._worker.run(self._give_up)
+        self._worker.end()
 
     def _read_ledger(self, start: int) -> Ledger:
         return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster).read(start)

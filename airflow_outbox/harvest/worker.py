@@ -47,10 +47,17 @@ class Worker:
         self._calls.put(run)
         return await future
 
-    def end(self, *farewells: Callable[[], None]) -> None:
-        """End the thread after the calls that are already waiting, and after these, whose errors nobody hears."""
-        for farewell in farewells:
-            self._calls.put(lambda farewell=farewell: _quietly(farewell))  # type: ignore[misc]
+    def run(self, function: Callable[[], object]) -> None:
+        """Run a call after those that are already waiting; what it returns or raises nobody hears."""
+
+        def run() -> None:
+            with contextlib.suppress(Exception):
+                function()
+
+        self._calls.put(run)
+
+    def end(self) -> None:
+        """End the thread after the calls that are already waiting."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -64,8 +71,3 @@ class Worker:
             except queue.Empty:
                 self._when_idle()
         return self._calls.get()
-
-
-def _quietly(call: Callable[[], None]) -> None:
-    with contextlib.suppress(Exception):
-        call()

@@ -59,19 +59,28 @@ def test_what_the_client_chooses_at_random_is_left_to_it(empty: str | bytes) -> 
     assert Partitioner("fnv1a").choose(rows[:3], {"t": 4}) is None
 
 
+@pytest.fixture
+def judged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_outbox.harvest.partitioner._JUDGED_AT_ONCE", 200)
+    monkeypatch.setattr("airflow_outbox.harvest.partitioner._LEFT_ALONE", 1600)
+
+
+@pytest.mark.usefixtures("judged_soon")
 def test_keys_that_do_not_come_again_are_left_to_the_client_for_a_while() -> None:
     partitioner = Partitioner("murmur2_random")
-    pages = [[row("t", f"{page} {number}") for number in range(100)] for page in range(20)]
-    assert [partitioner.choose(page, {"t": 4}) is not None for page in pages] == [True] * 2 + [False] * 16 + [
-        True,
-        False,
-    ]
+    pages = [[row("t", f"{page} {number}") for number in range(100)] for page in range(21)]
+    chosen = [partitioner.choose(page, {"t": 4}) is not None for page in pages]
+    assert chosen == [True] * 2 + [False] * 16 + [True] * 2 + [False]
 
 
-def test_keys_that_come_again_are_remembered() -> None:
+@pytest.mark.usefixtures("judged_soon")
+@pytest.mark.parametrize("first_pages", [[100], [10, 30, 60]])
+def test_keys_that_come_again_are_remembered(first_pages: list[int]) -> None:
     partitioner = Partitioner("murmur2_random")
-    page = [row("t", str(number)) for number in range(100)]
-    assert [partitioner.choose(page, {"t": 4}) is not None for _ in range(40)] == [True] * 40
+    keys = iter(range(100))
+    pages = [[row("t", str(next(keys))) for _ in range(count)] for count in first_pages]
+    pages += [[row("t", str(number)) for number in range(100)]] * 40
+    assert all(partitioner.choose(page, {"t": 4}) is not None for page in pages)
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

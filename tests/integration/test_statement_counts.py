@@ -24,9 +24,9 @@ from statement_log import Statement, StatementLog
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 
-BATCH = 5_000
-BATCHES = 12
-ROWS = BATCH * BATCHES
+FIRST, BATCH = 2_500, 5_000  # the first batch is half as large, for its page is
+BATCHES = 13
+ROWS = FIRST + BATCH * (BATCHES - 1)
 MOST_A_SECOND = 20
 """Statements beyond a read and a purge a batch: looks for records, heartbeats, looks at the fence."""
 SOON_LOOKS = 10
@@ -95,7 +95,7 @@ def returns_records(statement: Statement) -> bool:
 
 def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
     reads = [statement.rows for statement in harvested.statements if returns_records(statement)]
-    assert reads == [BATCH + 1] * BATCHES
+    assert reads == [FIRST + 1] + [BATCH + 1] * (BATCHES - 1)
     names = Counter(statement.name for statement in harvested.statements)
     assert names["purge_published"] == BATCHES
     # Nothing else comes with a batch, and what comes by the second is known. Once, the log is brought to disk: the

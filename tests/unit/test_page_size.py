@@ -33,6 +33,10 @@ def test_rows_that_are_small_come_as_many_as_are_wanted() -> None:
     assert [len(page) for page in pages([90] * 5000)] == [1000] * 5
 
 
+def test_pages_grow_from_a_small_first_one() -> None:
+    assert [len(page) for page in pages([1] * 60_000, max_records=20_000)] == [2500, 5000, 10_000, 20_000, 20_000, 2500]
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_every_row_comes_once_and_no_page_is_too_large(seed: int) -> None:
     chance = random.Random(seed)
