@@ -54,7 +54,9 @@ class EmbeddedKafka:
         self.port = port or free_port()
         self._controller_port = free_port()
         self._extra = dict(properties or {})
-        self._java = [str(find_java()), f"-Xmx{heap}", "-cp", classpath]
+        # Compression libraries are unpacked to be loaded, and stay there when the broker is killed.
+        self._unpacked = self.folder / "unpacked"
+        self._java = [str(find_java()), f"-Xmx{heap}", f"-Djava.io.tmpdir={self._unpacked}", "-cp", classpath]
         self._process: ServerProcess | None = None
 
     @property
@@ -74,7 +76,7 @@ class EmbeddedKafka:
         """
         if self._process is not None and self._process.running:
             return self
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._unpacked.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "server.properties"
         settings.write_text(_as_properties(self._settings()))
         logging = self.folder / "log4j2.properties"

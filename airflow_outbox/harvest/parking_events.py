@@ -16,7 +16,13 @@ def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
     """Records were moved into the parked table, if there are any."""
     refused, waiting = diversion.refused, diversion.waiting
     if refused or waiting:
-        report_event("parked", refused=len(refused), waiting=len(waiting), reasons=_reasons(refused))
+        report_event(
+            "parked",
+            topics=dict(diversion.topics),
+            refused=len(refused),
+            waiting=len(waiting),
+            reasons=_reasons(refused),
+        )
 
 
 def report_retried(report_event: Events, *, topics: Counter[str], refused: Mapping[int, Refusal]) -> None:

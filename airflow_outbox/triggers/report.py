@@ -199,11 +199,11 @@ def _described(event: Event) -> LogLine:
             return LogLine(logging.WARNING, f"{error} (tries again in {delay:g} s)")
         case {"event": "error", "error": error}:
             return LogLine(logging.WARNING, str(error))
-        case {"event": "parked", "refused": refused, "waiting": waiting, "reasons": reasons}:
+        case {"event": "parked", "topics": topics, "refused": refused, "waiting": waiting, "reasons": reasons}:
             behind = f"{waiting} records wait behind parked ones"
             if refused:
-                return LogLine(logging.WARNING, f"parked: {_why(reasons)}; {behind}")
-            return LogLine(logging.INFO, f"parked: {behind}")
+                return LogLine(logging.WARNING, f"parked {_counts(topics)}: {_why(reasons)}; {behind}")
+            return LogLine(logging.INFO, f"parked {_counts(topics)}: {behind}")
         case {"event": "retried", "refused": refused, "reasons": reasons} if refused:
             return LogLine(logging.WARNING, f"retried in vain: {_why(reasons)}")
         case {"event": "retried", "topics": topics}:

@@ -56,6 +56,7 @@ class Batch:
         self.ids += [row[0] for row in diversion.published]
         self.parked.refused |= diversion.refused
         self.parked.waiting += diversion.waiting
+        self.parked.topics.update(diversion.topics)
         self.within, self.may_end = piece.within, piece.ends
         self.written = max(self.written, piece.written)
 

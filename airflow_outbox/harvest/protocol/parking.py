@@ -76,6 +76,7 @@ class Diversion(Generic[Row]):
     published: Sequence[Row] = ()
     refused: dict[int, Refusal] = field(default_factory=dict)  # by id
     waiting: list[int] = field(default_factory=list)
+    topics: Counter[str] = field(default_factory=Counter)  # of what is set aside
 
     def __bool__(self) -> bool:
         """Whether anything is set aside."""
@@ -117,6 +118,7 @@ class ParkedLanes:
             else:
                 published.append(row)
                 continue
+            diversion.topics[row[1]] += 1
             self.wait([row], refusals)
         return diversion
 

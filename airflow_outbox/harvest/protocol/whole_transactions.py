@@ -109,6 +109,7 @@ def divide(
             diversion.refused[row[0]] = refusals[row[0]]
         else:
             diversion.waiting.append(row[0])
+    diversion.topics.update(row[1] for row in aside)
     parked.wait(aside, refusals)
     return diversion
 

@@ -64,6 +64,7 @@ async def test_a_parked_record_is_told_to_the_asset_and_to_the_users_function(
     payloads = [event.payload async for event in trigger.run()]
     await trigger.cleanup()
     (parked,) = [payload["parked"] for payload in payloads if "parked" in payload]
+    assert parked["topics"] == {"no-such-topic": 1}
     assert (parked["refused"], parked["waiting"], parked["reasons"][0]["cause"]) == (1, 0, "unknown_topic")
     import parking_alerts
 

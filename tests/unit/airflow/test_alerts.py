@@ -17,7 +17,7 @@ from airflow_outbox.triggers.alerts import Alerts
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 pytestmark = pytest.mark.usefixtures("connections")
-PARKED = {"event": "parked", "refused": 1, "waiting": 0, "reasons": []}
+PARKED = {"event": "parked", "topics": {"a": 1}, "refused": 1, "waiting": 0, "reasons": []}
 FUNCTIONS = """
 import asyncio, time
 called = []

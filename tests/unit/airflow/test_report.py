@@ -36,11 +36,15 @@ def lines(report: HarvestReport, event: dict[str, Any], now: float) -> list[str]
         ({"event": "error", "error": "gone", "retry_in": 0.2}, logging.WARNING, "gone (tries again in 0.2 s)"),
         ({"event": "error", "error": "gone", "retry_in": None}, logging.WARNING, "gone"),
         (
-            {"event": "parked", "refused": 2, "waiting": 1, "reasons": [{"cause": "c", "reason": "r", "records": 2}]},
+            {"event": "parked", "topics": {"a": 1, "b": 2}, "refused": 2, "waiting": 1, "reasons": WHY},
             logging.WARNING,
-            "parked: 2 c: r; 1 records wait behind parked ones",
+            "parked 1 of a, 2 of b: 1 c: r; 1 records wait behind parked ones",
         ),
-        ({"event": "parked", "refused": 0, "waiting": 5, "reasons": []}, logging.INFO, "parked: 5 records wait behind"),
+        (
+            {"event": "parked", "topics": {"a": 5}, "refused": 0, "waiting": 5, "reasons": []},
+            logging.INFO,
+            "parked 5 of a: 5 records wait behind",
+        ),
         (
             {"event": "retried", "topics": {}, "refused": 1, "reasons": [{"cause": "c", "reason": "r", "records": 1}]},
             logging.WARNING,
@@ -122,7 +126,8 @@ def test_parking_is_news_of_an_asset_and_what_happens_within_a_second_is_added_u
 
     def parked(*, refused: int, waiting: int) -> dict[str, Any]:
         reasons = [{"cause": "c", "reason": "r", "records": refused}] if refused else []
-        return {"event": "parked", "refused": refused, "waiting": waiting, "reasons": reasons}
+        topics = {"a": refused, "b": waiting}
+        return {"event": "parked", "topics": topics, "refused": refused, "waiting": waiting, "reasons": reasons}
 
     list(report.take(parked(refused=0, waiting=5), 0.0))
     assert report.news_due(0.0) == {}
@@ -136,7 +141,12 @@ def test_parking_is_news_of_an_asset_and_what_happens_within_a_second_is_added_u
         list(report.take(event, 0.5))
     assert report.news_due(0.5) == {
         "topics": {},
-        "parked": {"refused": 2, "waiting": 9, "reasons": [{"cause": "c", "reason": "r", "records": 2}]},
+        "parked": {
+            "topics": {"a": 2, "b": 9},
+            "refused": 2,
+            "waiting": 9,
+            "reasons": [{"cause": "c", "reason": "r", "records": 2}],
+        },
         "retried": {"topics": {"a": 3, "b": 1}, "refused": 1, "reasons": WHY},
         "discarded": {"topics": {"a": 1}},
     }
