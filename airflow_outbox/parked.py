@@ -25,6 +25,7 @@ from airflow_outbox.table import SHARD
 
 Lane = tuple[str, str | bytes]
 _LONGEST_DELAY = 600.0
+_PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked within the statements' time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ class ParkedTable:
         they carry this view's mark.
         """
         mine = self._render("marked" if snapshot is None else "visible")
-        values = {"view": view, "ids": list(records), "snapshot": None if snapshot is None else str(snapshot)}
-        self._fenced_unless("park", {"mine": mine}, **values, **_columns(records))
+        seen = None if snapshot is None else str(snapshot)
+        ids = sorted(records)
+        for first in range(0, len(ids), _PARKED_AT_ONCE):
+            slice_ = {identity: records[identity] for identity in ids[first : first + _PARKED_AT_ONCE]}
+            self._fenced_unless("park", {"mine": mine}, view=view, snapshot=seen, **_columns(slice_))
 
     def due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
         """Records to publish now, in order, each with its number in place of an id."""
@@ -91,18 +95,28 @@ class ParkedTable:
             return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete records that were published, by number, or archive them; the next of their lanes are due."""
-        self._fenced_unless("unpark", view=view, numbers=list(numbers), topic_causes=self._causes, batch=None)
+        """Delete records that were published, by number, or archive them; what can go on now is due."""
+        self._fenced_unless("unpark", view=view, numbers=list(numbers), batch=None)
 
-    def note_refusals(self, view: UUID, refusals: Mapping[int, Why]) -> None:
-        """Records were refused again, by number; they are tried again after longer and longer delays."""
-        values = {"numbers": list(refusals), "longest_delay": _LONGEST_DELAY, **_columns(refusals)}
+    def note_refusals(self, view: UUID, refusals: Mapping[int, Why], others: Collection[int]) -> None:
+        """Records were refused again, by number; they are tried again after longer and longer delays. `others` were
+        tried with them, and wait for them.
+        """
+        values = {"others": list(others), "longest_delay": _LONGEST_DELAY, **_columns(refusals)}
         self._fenced_unless("note_refusals", view=view, **values)
 
-    def discard_requested(self, view: UUID) -> list[Lane]:
-        """Discard what operators have asked to discard; the lanes, once for each record."""
+    def discard_asked(self) -> bool:
+        """Whether operators have asked to discard any."""
         with translated(self._name):
-            rows = self._execute("discard_requested", view=view, topic_causes=self._causes)
+            row = self._execute("discard_asked").fetchone()
+            return row is not None and bool(row[0])
+
+    def discard_requested(self, view: UUID, *, whole_transactions: bool) -> list[Lane]:
+        """Discard what operators have asked to discard; the lanes, once for each record. What waited for them is due,
+        with the rest of their transactions, where those go out whole.
+        """
+        with translated(self._name):
+            rows = self._execute("discard_requested", view=view, whole=whole_transactions)
             return [(topic, key) for topic, key in rows]
 
     def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
@@ -126,7 +140,8 @@ class ParkedTable:
 def _columns(records: Mapping[int, Why]) -> dict[str, list[Any]]:
     why = records.values()
     return {
-        "causes": [each.cause for each in why],
+        "ids": list(records),
+        "why": [each.cause for each in why],
         "reasons": [each.reason for each in why],
         "delays": [each.delay for each in why],
     }

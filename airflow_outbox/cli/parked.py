@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
 
@@ -22,6 +23,7 @@ _LISTED = ("id", "topic", "key", "cause", "reason", "attempts", "parked_at", "re
 _LISTED_DISCARDED = ("id", "topic", "key", "cause", "discarded_at", "requested_by", "request_reason", "purged_at")
 
 Command = Callable[..., None]
+Row = Mapping[str, Any]
 
 
 def _choosing(command: Command) -> Command:
@@ -73,9 +75,9 @@ def list_command(
         choice = _choice(topic, key, ids, everything=everything)
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
-            found = ParkedRequests(connection, config.name).listed(choice, discarded=discarded, limit=limit)
+            found = ParkedRequests(connection, config.name).listed(choice, discarded=discarded, limit=limit + 1)
     columns = _LISTED_DISCARDED if discarded else _LISTED
-    _print(found, output, lambda rows: _side_by_side(rows, columns))
+    _print(_cut(found, limit), output, lambda rows: _side_by_side(rows, columns))
 
 
 @parked.command("show")
@@ -90,8 +92,8 @@ def show_command(
         choice = _choice(topic, key, ids, everything=everything)
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
-            found = ParkedRequests(connection, config.name).whole(choice, limit=limit)
-    _print(found, output, _one_below_the_other)
+            found = ParkedRequests(connection, config.name).whole(choice, limit=limit + 1)
+    _print(_cut(found, limit), output, _one_below_the_other)
 
 
 @parked.command("retry")
@@ -103,7 +105,7 @@ def retry_command(path: Path, topic: str | None, key: str | None, ids: tuple[int
         choice = _choice(topic, key, ids, everything=everything)
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
-            asked = ParkedRequests(connection, config.name).ask("retry", choice)
+            asked = _found(ParkedRequests(connection, config.name).ask("retry", choice), choice)
     click.echo(f"asked to retry {asked} records: the leader does within seconds; `parked list` shows what is left")
 
 
@@ -129,11 +131,24 @@ def discard_command(
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
             requests = ParkedRequests(connection, config.name)
-            count = requests.forget(choice) if purge else requests.ask("discard", choice, reason=reason)
+            count = requests.forget(choice) if purge else _found(requests.ask("discard", choice, reason=reason), choice)
     if purge:
         click.echo(f"emptied {count} discarded records; who discarded them, when and why, is still there")
     else:
         click.echo(f"asked to discard {count} records: the leader does within seconds")
+
+
+def _found(count: int, choice: Choice) -> int:
+    """How many records are meant; that it is none of those that were named is an error."""
+    if not count and not choice.everything:
+        raise ConfigurationError("no parked record that waits is meant by that; `parked list` shows which do")
+    return count
+
+
+def _cut(found: Sequence[Row], limit: int) -> Sequence[Row]:
+    if len(found) > limit:
+        click.echo(f"only the first {limit} records; there are more: --limit says how many to show", err=True)
+    return found[:limit]
 
 
 def _print(found: Sequence[Mapping[str, Any]], output: str, laid_out: Callable[[Sequence[Any]], Table]) -> None:

@@ -92,6 +92,7 @@ class ExactlyOnceTerm(Term):
         self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
         self._due_records = limits.batch_records
+        self._discarding = False  # operators have asked for it
         self._attended = asyncio.Event()
         self._wake = asyncio.Event()
         self._committed = asyncio.Event()
@@ -211,9 +212,11 @@ class ExactlyOnceTerm(Term):
 
     async def _publish(self) -> None:
         while not self._stopping.is_set():
-            if len(self._unpurged) >= _MAX_UNPURGED:
+            if len(self._unpurged) >= (1 if self._discarding else _MAX_UNPURGED):
                 self._settled_some.clear()
                 await self._settled_some.wait()
+            elif self._discarding:
+                await self._discard()
             elif self._due:
                 rows, self._due = self._due, ()
                 await self._publish_parked(rows)
@@ -245,12 +248,12 @@ class ExactlyOnceTerm(Term):
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
         refusals = await self._refusals(due, parked=True)
         lengths = await self._table.parked_lengths(transactions(due)) if self._atomic else {}
-        published, refused = self._dividing.due(due, refusals, lengths=lengths)
-        if refused:
-            await self._table.note_refusals(self.view, refused)
-            self._caution.forget(refused, parked=True)
-            report_retried(self._report, topics=Counter(), refused=refused)
-        published = published[: self._caution.records if not self._atomic else None]
+        retry = self._dividing.due(due, refusals, lengths=lengths)
+        if retry.refused:
+            await self._table.note_refusals(self.view, retry.refused, others=retry.others)
+            self._caution.forget(retry.refused, parked=True)
+            report_retried(self._report, topics=Counter(), refused=retry.refused)
+        published = retry.published[: self._caution.records if not self._atomic else None]
         if not published:
             if self._atomic and len(due) == self._due_records:  # perhaps the first transaction alone is longer
                 self._due_records *= 2
@@ -263,6 +266,14 @@ class ExactlyOnceTerm(Term):
         await self._commit(batch)
         self._parked.gone((row[1], row[2]) for row in published)
         self._caution.succeeded()
+
+    async def _discard(self) -> None:
+        """Only when all that was diverted is parked, so that what waits for these records is found due."""
+        discarded = await self._table.discard_requested(self.view, whole_transactions=self._atomic)
+        self._parked.gone(discarded)
+        report_discarded(self._report, discarded)
+        self._discarding = False
+        self._attended.set()
 
     async def _refusals(self, rows: Sequence[OutboxRow], *, parked: bool = False) -> Mapping[int, Refusal]:
         refusals = await self._log.examine(rows, again=parked)
@@ -349,10 +360,12 @@ class ExactlyOnceTerm(Term):
             await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked or self.request.paused:
                 continue
-            discarded = await self._table.discard_requested(self.view)
-            self._parked.gone(discarded)
-            report_discarded(self._report, discarded)
             self._attended.clear()
+            if await self._table.discard_asked():
+                self._discarding = True
+                self._wake.set()
+                await self._attended.wait()
+                self._attended.clear()
             self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
             if self._due:
                 self._wake.set()

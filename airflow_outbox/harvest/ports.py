@@ -128,13 +128,23 @@ class Table(Protocol):
         """How many parked records each of these transactions has, and the last one's number."""
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete parked records, by number; the next ones of their lanes are due. Raises FencedError."""
+        """Delete parked records, by number. The next ones of their lanes are due, and those of other lanes of their
+        topics that have no reason of their own to wait. Raises FencedError.
+        """
 
-    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal]) -> None:
-        """Note, by number, that parked records were refused again, and when to try again. Raises FencedError."""
+    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
+        """Note, by number, that parked records were refused again, and when to try again; `others`, which were tried
+        with them, are due no more: they wait for them. Raises FencedError.
+        """
 
-    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
-        """Discard what operators have asked to discard; the lanes, once for each record. Raises FencedError."""
+    async def discard_asked(self) -> bool:
+        """Whether operators have asked to discard any."""
+
+    async def discard_requested(self, view: UUID, *, whole_transactions: bool) -> Sequence[Lane]:
+        """Discard what operators have asked to discard; the lanes, once for each record. The next ones of their lanes
+        are due, those of all lanes of a topic that was the reason, and, on request, the rest of their transactions.
+        Raises FencedError.
+        """
 
     async def heartbeat(
         self,

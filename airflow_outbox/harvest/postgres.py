@@ -154,13 +154,15 @@ class PostgresTable:
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         await self._parked(ParkedTable.unpark, view, numbers)
 
-    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal]) -> None:
-        await self._parked(
-            ParkedTable.note_refusals, view, {number: why(refusal) for number, refusal in refusals.items()}
-        )
+    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
+        reasons = {number: why(refusal) for number, refusal in refusals.items()}
+        await self._parked(ParkedTable.note_refusals, view, reasons, others)
 
-    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
-        return await self._parked(ParkedTable.discard_requested, view)
+    async def discard_asked(self) -> bool:
+        return await self._parked(ParkedTable.discard_asked)
+
+    async def discard_requested(self, view: UUID, *, whole_transactions: bool) -> Sequence[Lane]:
+        return await self._parked(ParkedTable.discard_requested, view, whole_transactions=whole_transactions)
 
     async def _parked(
         self,

@@ -73,6 +73,7 @@ class RowMarksTerm(Term):
         self._dividing = SingleRecords(self._parked)
         self._due: set[int] = set()  # numbers of parked records that are on their way
         self._attended = asyncio.Event()
+        self._parking = asyncio.Lock()  # what is parked, and what goes from there, are one after the other
         self._caution = caution
         self._report = report
 
@@ -122,7 +123,7 @@ class RowMarksTerm(Term):
         refusals = {**self._caution.condemned[False], **await self._log.examine(marked)}
         diversion = self._parked.divert(marked, refusals)
         self._send(diversion.published)
-        if not diversion.refused and not diversion.waiting:
+        if not diversion:
             return
         # What comes before them in their lanes may come back, and would then have to be parked before them.
         aside = {*diversion.refused, *diversion.waiting}
@@ -131,7 +132,11 @@ class RowMarksTerm(Term):
             await self._pause(self._limits.poll_interval, self._stopping)
         if self._stopping.is_set():
             return  # the next view marks them anew
-        await self._table.park(self.view, diversion.groups(), None)
+        async with self._parking:
+            diversion = self._parked.divert_again([record for record in marked if record.id in aside], refusals)
+            self._send(diversion.published)
+            if diversion:
+                await self._table.park(self.view, diversion.groups(), None)
         self._caution.forget(diversion.refused, parked=False)
         report_parked(self._report, diversion)
 
@@ -144,20 +149,21 @@ class RowMarksTerm(Term):
             await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked or self._stopping.is_set() or self.request.paused:
                 continue
-            discarded = await self._table.discard_requested(self.view)
-            self._parked.gone(discarded)
+            async with self._parking:
+                discarded = await self._table.discard_requested(self.view, whole_transactions=False)
+                self._parked.gone(discarded)
             report_discarded(self._report, discarded)
             due = await self._table.parked_due(max_records=self._limits.mark_records, of_all_lanes=False)
             records = [_ParkedRecord._make(row[:7]) for row in due]
             refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}
-            published, refused = self._dividing.due(records, refusals, lengths={})
-            if refused:
-                await self._table.note_refusals(self.view, refused)
-                self._caution.forget(refused, parked=True)
-                report_retried(self._report, topics=Counter(), refused=refused)
-            self._due = {record.id for record in published}
+            retry = self._dividing.due(records, refusals, lengths={})
+            if retry.refused:
+                await self._table.note_refusals(self.view, retry.refused, others=retry.others)
+                self._caution.forget(retry.refused, parked=True)
+                report_retried(self._report, topics=Counter(), refused=retry.refused)
+            self._due = {record.id for record in retry.published}
             self._attended.clear()
-            self._send(published)
+            self._send(retry.published)
             if self._due:
                 await self._attended.wait()  # what is under way would be found due again
 
@@ -201,8 +207,9 @@ class RowMarksTerm(Term):
             await self._table.purge(self.view, [record.id for record in batch] if ids is None else ids)
         if parked:
             numbers = [record.id for record in parked]
-            await self._table.unpark(self.view, numbers)
-            self._parked.gone((record.topic, record.key) for record in parked)
+            async with self._parking:
+                await self._table.unpark(self.view, numbers)
+                self._parked.gone((record.topic, record.key) for record in parked)
             self._due -= set(numbers)
             report_retried(self._report, topics=Counter(record.topic for record in parked), refused={})
             if not self._due:

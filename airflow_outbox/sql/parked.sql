@@ -21,7 +21,7 @@ WITH fence AS MATERIALIZED (
     INSERT INTO {parked} ({columns}, incarnation, cause, reason, retry_at)
     SELECT {columns}, incarnation, why.cause, why.reason, clock_timestamp() + why.delay * interval '1 second'
     FROM moved
-    JOIN unnest(%(ids)s::bigint[], %(causes)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (id, cause, reason, delay)
+    JOIN unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (id, cause, reason, delay)
         USING (id)
     CROSS JOIN fence
     ORDER BY id
@@ -63,56 +63,69 @@ WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]:
 GROUP BY transaction_id
 
 -- unpark --
--- Deletes parked records that were published, and archives them, where that is wanted; the next of their lanes are due. A retry that was asked for goes on with the next.
+-- Deletes parked records that were published, and archives them, where that is wanted. The next of their lanes are due, and, as their topic
+-- takes records, those of its lanes that have no reason of their own to wait.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING *
 ) {archived}, next AS (
     UPDATE {parked} SET retry_at = clock_timestamp()
-    WHERE number IN (
-        SELECT min(number) FROM {parked}
-        WHERE discarded_at IS NULL AND number <> ALL(%(numbers)s)
-          AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM purged)
-               OR kafka_topic IN (SELECT kafka_topic FROM purged WHERE cause = ANY(%(topic_causes)s)))
-        GROUP BY kafka_topic, kafka_key
+    WHERE (retry_at IS NULL OR retry_at > clock_timestamp()) AND number IN (
+        SELECT number
+        FROM (
+            SELECT DISTINCT ON (kafka_topic, kafka_key) number, kafka_topic, kafka_key, cause
+            FROM {parked}
+            WHERE discarded_at IS NULL AND kafka_topic IN (SELECT kafka_topic FROM purged)
+              AND number NOT IN (SELECT number FROM purged)
+            ORDER BY kafka_topic, kafka_key, number
+        ) AS head
+        WHERE cause IS NULL OR cause = ANY(%(causes)s)
+           OR (kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM purged)
     )
 )
 SELECT EXISTS (SELECT FROM fence)
 
 -- note_refusals --
--- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. A retry that was asked
--- of others in their lanes is answered with that.
+-- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. For others that were tried
+-- with them in vain that is the answer to a retry that was asked for, or due: they wait for those.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), refused AS (
     UPDATE {parked} AS parked
-    SET cause = why.cause, reason = why.reason, requested = NULL, attempts = attempts + 1, last_attempt_at = clock_timestamp(),
-        retry_at = clock_timestamp() + least(why.delay * 2 ^ least(attempts, 30), %(longest_delay)s) * interval '1 second'
-    FROM unnest(%(numbers)s::bigint[], %(causes)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
+    SET cause = why.cause, reason = why.reason, requested = nullif(requested, 'retry'), attempts = attempts + 1, last_attempt_at = clock_timestamp(),
+        retry_at = CASE WHEN why.delay IS NOT NULL THEN  -- least() passes over nulls
+            clock_timestamp() + least(why.delay * 2 ^ least(attempts, 30), %(longest_delay)s) * interval '1 second'
+        END
+    FROM unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
     WHERE parked.number = why.number AND EXISTS (SELECT FROM fence)
 ), answered AS (
-    UPDATE {parked} SET requested = NULL
-    WHERE discarded_at IS NULL AND requested = 'retry' AND number <> ALL(%(numbers)s) AND EXISTS (SELECT FROM fence)
-      AND (kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM {parked} WHERE number = ANY(%(numbers)s))
+    UPDATE {parked} SET requested = nullif(requested, 'retry'), retry_at = NULL
+    WHERE number = ANY(%(others)s) AND (requested = 'retry' OR retry_at IS NOT NULL) AND EXISTS (SELECT FROM fence)
 )
 SELECT EXISTS (SELECT FROM fence)
 
+-- discard_asked --
+-- Whether an operator has asked to discard any.
+SELECT EXISTS (SELECT FROM {parked} WHERE discarded_at IS NULL AND requested = 'discard')
+
 -- discard_requested --
--- Takes out of their lanes what operators have asked to discard; the records stay in the table. The next of their lanes are due.
+-- Takes out of their lanes what operators have asked to discard; the records stay in the table. The next of their lanes are due, and, where
+-- transactions go out whole, the rest of theirs.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), discarded AS (
     UPDATE {parked} SET discarded_at = clock_timestamp(), retry_at = NULL
     WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence)
-    RETURNING number, kafka_topic, kafka_key, cause
+    RETURNING number, kafka_topic, kafka_key, cause, {transaction_id} AS transaction_id
 ), next AS (
     UPDATE {parked} SET retry_at = clock_timestamp()
     WHERE number IN (
         SELECT min(number) FROM {parked}
         WHERE discarded_at IS NULL AND requested IS DISTINCT FROM 'discard'
           AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM discarded)
-               OR kafka_topic IN (SELECT kafka_topic FROM discarded WHERE cause = ANY(%(topic_causes)s)))
+               OR kafka_topic IN (SELECT kafka_topic FROM discarded WHERE cause = ANY(%(causes)s))
+               OR (%(whole)s AND {transaction_id} IN (SELECT transaction_id FROM discarded)))
         GROUP BY kafka_topic, kafka_key
     )
 )

@@ -133,6 +133,10 @@ def test_what_is_parked_is_listed_and_shown(poisoned: Outbox, run: Run) -> None:
     ]
     assert listed(run, "--topic", small(poisoned), "--key", "k") == []
     assert len(listed(run, "--limit", "2")) == 2
+    assert "only the first 2" in run("parked", "list", "--limit", "2").stderr
+    assert run("parked", "list", "--limit", "6").stderr == ""
+    for command in (["retry"], ["discard", "--reason", "why"]):
+        assert "no parked record" in run("parked", *command, "--id", "999999", status=1).output
     (whole,) = yaml.safe_load(run("parked", "show", "--id", str(rows[0]["id"]), "--output", "yaml").stdout)
     assert (whole["value"], whole["header_names"], whole["header_values"]) == (TOO_LARGE, ["h"], ["1"])
     assert "too_large" in run("parked", "list").stdout

@@ -256,6 +256,6 @@ def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_
     assert "outbox_pkey" in further, further
     assert "Seq Scan" not in first + further
     assert "Sort" not in further, further
-    assert len(seconds) == 100
+    assert len(seconds) == 99  # and smaller ones, with which a term begins
     early, late = statistics.median(seconds[1:11]), statistics.median(seconds[-10:])  # one page may meet a checkpoint
     assert max(early, late) < 3 * min(early, late), seconds

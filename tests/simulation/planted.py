@@ -5,7 +5,7 @@ never in the world. The histories have to find every one of them; a simulator th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,7 +39,7 @@ from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
-from airflow_outbox.harvest.protocol.parking import ParkedLanes
+from airflow_outbox.harvest.protocol.parking import Diversion, ParkedLanes, Refusal
 from airflow_outbox.pages import OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
@@ -103,6 +103,11 @@ def _never(lanes: ParkedLanes, lane: Any) -> bool:
 
 def _untold(batch: Batch, number: int, *, view: UUID, incarnation: int) -> Any:
     return _entry(replace(batch, unparked=[]), number, view=view, incarnation=incarnation)
+
+
+def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
+    refused = {row[0]: refusals[row[0]] for row in rows if row[0] in refusals}
+    return Diversion((), refused, [row[0] for row in rows if row[0] not in refused])
 
 
 def _forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
@@ -253,6 +258,7 @@ def _tracking(name: str, place: object, attribute: str, value: Any) -> Bug:
 
 OTHER = "other_histories"
 ATOMIC = Design(atomic=True)
+AT_LEAST_ONCE = Design(delivery="at_least_once")
 BUGS: Collection[Bug] = (
     _table("the fence row is ignored", Unfenced),
     _log("older producers are not fenced", FencesNobody),
@@ -278,6 +284,14 @@ BUGS: Collection[Bug] = (
     Bug("later records do not wait behind a parked one", "poisoned", SOUND, ParkedLanes, "holds", _never),
     Bug("the ledger does not tell of parked records that are published", "poisoned", SOUND, Batch, "entry", _untold),
     Bug("a lane flows again while records wait in it", "poisoned", SOUND, ParkedLanes, "gone", _forget_lanes),
+    Bug(
+        "what waits for a record is not looked at again when that is gone",
+        "poisoned_at_least_once",
+        AT_LEAST_ONCE,
+        ParkedLanes,
+        "divert_again",
+        _as_before,
+    ),
     Bug("a fenced member takes over again", design=Design(harvester=Duels)),
     Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
     _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),

@@ -1,6 +1,7 @@
 """Histories with records that Kafka does not take: topics that are not there, records that are refused when sent.
 
-Operators ask to retry; at the end the reasons are gone, and everything has to come out, in order.
+At the end the reasons are gone, and everything has to come out, in order: by itself, but for what Kafka refused for a
+reason that does not pass, of which operators ask to retry each record once it has its reason.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from simulation.histories import History
+from simulation.postgres import ParkedRow
 
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 
@@ -39,16 +41,20 @@ class Poisoned(History):
             topic = random.choice(TOPICS)
             broker.missing ^= {topic}
             if random.random() < 0.5:
-                self._ask(random.choice(("retry", "retry", "discard")))
+                waiting = [number for number, row in self._waiting if row.requested is None]
+                self._ask(waiting and [random.choice(waiting)], random.choice(("retry", "retry", "discard")))
 
-    def _ask(self, request: str) -> None:
-        database = self.world.database
-        waiting = [number for number, row in database.state.parked.items() if not row.discarded]
-        if database.up and waiting:
-            database.statement("ask", (self.world.random.choice(waiting),), request)
+    @property
+    def _waiting(self) -> list[tuple[int, ParkedRow]]:
+        return [(number, row) for number, row in self.world.database.state.parked.items() if not row.discarded]
+
+    def _ask(self, numbers: list[int], request: str) -> None:
+        if self.world.database.up and numbers:
+            self.world.database.statement("ask", tuple(numbers), request)
 
     def has_ended(self) -> bool:
-        if any(not row.discarded for row in self.world.database.state.parked.values()):
-            self._ask("retry")
-            return False
-        return super().has_ended()
+        if not self._waiting:
+            return super().has_ended()
+        stays = [number for number, row in self._waiting if row.refusal is not None and not row.refusal.cause.can_pass]
+        self._ask([number for number in stays if self.world.database.state.parked[number].requested is None], "retry")
+        return False

@@ -8,7 +8,7 @@ with it); an asynchronous one may be visible before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -118,18 +118,26 @@ class State:
 
     def unpark(self, transaction_id: int, numbers: Iterable[int], at: int) -> None:
         self._change(transaction_id)
-        self._next_are_due([self.parked.pop(number) for number in numbers])
+        published = [self.parked.pop(number) for number in numbers]
+        topics = {row.record.topic for row in published}
+        lanes = {row.record[1:3] for row in published}
+        for number, row in self._heads():
+            of_the_topic = row.record.topic in topics and (row.refusal is None or row.refusal.cause.is_of_the_topic)
+            if of_the_topic or row.record[1:3] in lanes:
+                self.parked[number] = replace(row, due=True)
 
-    def refuse(self, transaction_id: int, refusals: Mapping[int, Refusal]) -> None:
-        """Parked rows were refused again."""
+    def refuse(self, transaction_id: int, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
+        """Parked rows were refused again, and others were tried with them."""
         self._change(transaction_id)
-        lanes = {self.parked[number].record[1:3] for number in refusals}
-        for number, row in self.parked.items():
-            if number in refusals:
-                refusal = refusals[number]
-                self.parked[number] = replace(row, refusal=refusal, due=_can_pass(refusal), requested=None)
-            elif row.record[1:3] in lanes and row.requested == "retry":
-                self.parked[number] = replace(row, requested=None)
+        for number in {*refusals, *others}:
+            row = self.parked[number]
+            refusal = refusals.get(number)
+            self.parked[number] = replace(
+                row,
+                refusal=refusal or row.refusal,
+                due=_can_pass(refusal),
+                requested=None if row.requested == "retry" else row.requested,
+            )
 
     def ask(self, transaction_id: int, numbers: Iterable[int], request: str) -> None:
         """An operator asks for something."""
@@ -137,21 +145,27 @@ class State:
         for number in numbers:
             self.parked[number] = replace(self.parked[number], requested=request)
 
-    def discard(self, transaction_id: int, numbers: Iterable[int]) -> None:
+    def discard(self, transaction_id: int, numbers: Collection[int], whole_transactions: bool) -> None:
         self._change(transaction_id)
         rows = [self.parked[number] for number in numbers]
         for number in numbers:
             self.parked[number] = replace(self.parked[number], discarded=True, due=False, requested=None)
-        self._next_are_due(rows)
-
-    def _next_are_due(self, gone: list[ParkedRow]) -> None:
-        lanes = {row.record[1:3] for row in gone}
-        topics = {row.record[1] for row in gone if row.refusal and row.refusal.cause.is_of_the_topic}
-        for number, row in sorted(self.parked.items()):
-            lane = row.record[1:3]
-            if not row.discarded and (lane in lanes or lane[0] in topics):
-                lanes.discard(lane)
+        lanes = {row.record[1:3] for row in rows}
+        topics = {row.record.topic for row in rows if row.refusal and row.refusal.cause.is_of_the_topic}
+        transactions = {row.transaction_id for row in rows} if whole_transactions else set()
+        for number, row in self._heads():
+            if row.record[1:3] in lanes or row.record.topic in topics:
                 self.parked[number] = replace(row, due=True)
+        for number, row in self.parked.items():
+            if row.transaction_id in transactions and not row.discarded:
+                self.parked[number] = replace(row, due=True)
+
+    def _heads(self) -> list[tuple[int, ParkedRow]]:
+        heads: dict[tuple[Any, ...], tuple[int, ParkedRow]] = {}
+        for number, row in sorted(self.parked.items()):
+            if not row.discarded:
+                heads.setdefault(row.record[1:3], (number, row))
+        return list(heads.values())
 
     def announce(self, watermark: Snapshot, at: int) -> None:
         """What listeners are told when the statement that follows has ended."""

@@ -272,18 +272,22 @@ class Server:
         parked = self.database.state.parked
         self.database.unpark(number for number in numbers if number in parked)
 
-    def note_refusals(self, refusals: Mapping[int, Refusal]) -> None:
+    def note_refusals(self, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
         parked = self.database.state.parked
-        self.database.statement("refuse", {number: why for number, why in refusals.items() if number in parked})
+        there = {number: why for number, why in refusals.items() if number in parked}
+        self.database.statement("refuse", there, [number for number in others if number in parked])
 
-    def discard_requested(self) -> list[Lane]:
+    def discard_asked(self) -> bool:
+        return any(row.requested == "discard" and not row.discarded for row in self.database.state.parked.values())
+
+    def discard_requested(self, *, whole_transactions: bool) -> list[Lane]:
         asked = [
             (number, row)
             for number, row in self.database.state.parked.items()
             if row.requested == "discard" and not row.discarded
         ]
         if asked:
-            self.database.statement("discard", tuple(number for number, _ in asked))
+            self.database.statement("discard", tuple(number for number, _ in asked), whole_transactions)
         return [(row.record.topic, row.record.key) for _, row in asked]
 
     def _found(self, ids: Sequence[int], condition: Callable[[Row], bool]) -> tuple[int, ...]:

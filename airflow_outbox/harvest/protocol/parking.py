@@ -93,6 +93,27 @@ class Diversion(Generic[Row]):
         return tuple(parked)
 
 
+def stand_for_topics(rows: Iterable[Row], refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
+    """The refusals of rows, in their order; of those that are of a topic the first one stands for all of the topic."""
+    found: dict[int, Refusal] = {}
+    topics: set[str] = set()
+    for row in rows if refusals else ():
+        if (refusal := refusals.get(row[0])) is not None and row[1] not in topics:
+            found[row[0]] = refusal
+            if refusal.cause.is_of_the_topic:
+                topics.add(row[1])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Generic[Row]):
+    """What becomes of parked rows that were due: published, refused again, or waiting for those that are."""
+
+    published: Sequence[Row]
+    refused: Mapping[int, Refusal]  # by id
+    others: Sequence[int]
+
+
 class ParkedLanes:
     """Which lanes and topics are parked, and how many records wait in each."""
 
@@ -134,7 +155,21 @@ class ParkedLanes:
                 self._topics.add(row[1])
 
     def gone(self, lanes: Iterable[Lane]) -> None:
-        """Waiting records were published or discarded: their lanes, once for each."""
+        """Waiting records were published or discarded: their lanes, once for each.
+
+        Their topics are parked no more, for either they take records, or what they were parked for may be gone: the
+        next record will tell.
+        """
+        lanes = list(lanes)
+        self._leave(lanes)
+        self._topics -= {topic for topic, _ in lanes}
+
+    def divert_again(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
+        """Divide rows that were diverted just now: what they had to wait for may be gone meanwhile."""
+        self._leave((row[1], row[2]) for row in rows)
+        return self.divert(rows, refusals)
+
+    def _leave(self, lanes: Iterable[Lane]) -> None:
         self._waiting.subtract(lanes)
         for lane in [lane for lane, count in self._waiting.items() if count <= 0]:
             del self._waiting[lane]
@@ -203,20 +238,21 @@ class SingleRecords:
         """Divide rows of the outbox. (None is too large: that is said of whole transactions.)"""
         return self._parked.divert(rows, refusals)
 
-    def due(
-        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
-    ) -> tuple[Sequence[Row], Mapping[int, Refusal]]:
-        """Of parked rows, queues of lanes in order: what can be published now, and the refused heads."""
+    def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:
+        """Of parked rows, queues of lanes in order: what can be published now, and the refused heads; of a topic that
+        is refused as such, the first one stands for all.
+        """
         published: list[Row] = []
-        stopped: set[Lane] = set()
+        stopped: set[Lane | str] = set()
         refused: dict[int, Refusal] = {}
+        others: list[int] = []
         for row in rows:
             lane = row[1], row[2]
-            if lane in stopped:
-                continue
-            if row[0] in refusals:
-                stopped.add(lane)
-                refused[row[0]] = refusals[row[0]]
+            if lane in stopped or row[1] in stopped:
+                others.append(row[0])
+            elif (refusal := refusals.get(row[0])) is not None:
+                stopped.add(row[1] if refusal.cause.is_of_the_topic else lane)
+                refused[row[0]] = refusal
             else:
                 published.append(row)
-        return published, refused
+        return Retry(published, refused, others)

@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from airflow_outbox.errors import RecordsRefusedError
-from airflow_outbox.harvest.protocol.parking import Cause, Caution, Diversion, Lane, ParkedLanes, Refusal
+from airflow_outbox.harvest.protocol.parking import (
+    Cause,
+    Caution,
+    Diversion,
+    Lane,
+    ParkedLanes,
+    Refusal,
+    Retry,
+    stand_for_topics,
+)
 from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
 
 
@@ -55,11 +64,12 @@ class WholeTransactions:
 
     def due(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
-    ) -> tuple[Sequence[OutboxRow], Mapping[int, Refusal]]:
+    ) -> Retry[OutboxRow]:
         """Of parked rows, from the first one on: the transactions that can be published now, and the refused records.
 
         `lengths` are of the transactions as they are parked; of the last ones, rows may be missing. A transaction that
-        is there no more, because another view has published it, waits like those.
+        is there no more, because another view has published it, waits like those. They stay due, for they were not
+        tried whole.
         """
         counts: dict[int, int] = {}
         for row in rows:
@@ -74,8 +84,13 @@ class WholeTransactions:
         }
         nothing = ParkedLanes({}, ())
         waiting = condemned(rows, parked=nothing, refusals=refusals, already=partial | too_large.keys())
-        refused = {**refusals, **_first_rows(rows, too_large, too_large)}
-        return [row for row in rows if _transaction(row) not in waiting], refused
+        refused = {**stand_for_topics(rows, refusals), **_first_rows(rows, too_large, too_large)}
+        others = [
+            row[0]
+            for row in rows
+            if _transaction(row) in waiting and _transaction(row) not in partial and row[0] not in refused
+        ]
+        return Retry([row for row in rows if _transaction(row) not in waiting], refused, others)
 
 
 def condemned(
