@@ -4,7 +4,6 @@ comes behind them in their topic and key; all else comes once and in order; and 
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,14 @@ POISON = {
     "null header": "kafka_header_values = ARRAY[NULL]::text[]",
     "too large": "kafka_value = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 3000))",
     "partition": "kafka_partition = 99",
-    "topic name": "kafka_topic = 'no topic'",  # it is the only one of its lane, and the key goes on without it
+    # These are the only ones of their lanes, and their keys go on without them.
+    "topic name": "kafka_topic = 'no topic'",
+    "unknown topic": "kafka_topic = 'missing-' || gen_random_uuid()",
+    "too large for the broker": """kafka_topic = replace(kafka_topic, 'data', 'plain'),
+        kafka_value = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 60000))""",
 }
 """What is done to the record that begins a key's second half."""
+STRAYED = 3
 MENDED = """UPDATE outbox_parked SET kafka_header_values = kafka_header_keys, kafka_value = n, kafka_partition = NULL,
     kafka_topic = topic, requested = 'retry'
 FROM (SELECT number, kafka_header_keys[1] AS n, %(topic)s AS topic FROM outbox_parked) AS was
@@ -38,10 +42,12 @@ WHERE was.number = outbox_parked.number"""
 @pytest.fixture
 def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
     outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+    outbox.settings["kafka"]["message.max.bytes"] = 3_000_000  # what is above that does not get as far as the broker
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([outbox.topic])[outbox.topic].result()
     topic = NewTopic(outbox.topic, PARTITIONS, 1, config={"max.message.bytes": str(MAX_MESSAGE_BYTES)})
     wait_until(lambda: _made(admin, topic))
+    assert _made(admin, NewTopic(topic_prefix + "plain", PARTITIONS, 1))
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
         connection.execute("ALTER TABLE outbox_parked ALTER kafka_value TYPE text")
@@ -71,23 +77,22 @@ def file(outbox: Outbox, tmp_path: Path) -> Path:
 
 
 def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
-    draw = random.Random(1)
     whole = {f"k{key}": list(range(key, RECORDS, KEYS)) for key in range(KEYS)}
-    for _ in range(3):
+    for left in (RECORDS * 9 // 10, RECORDS * 6 // 10, RECORDS * 3 // 10):
         process = Process([*COMMAND, "harvest", "-f", str(file)])
-        process.wait_for("view")
-        time.sleep(draw.random())
+        wait_until(lambda at_most=left: outbox.left() < at_most)  # type: ignore[misc]
         process.end()
+        assert outbox.left() > 0  # or it had nothing under way
     process = Process([*COMMAND, "harvest", "-f", str(file)])
     try:
         wait_until(lambda: outbox.left() == 0)
         causes = "SELECT cause FROM outbox_parked WHERE cause IS NOT NULL ORDER BY 1"
-        expected = ["headers", "headers", "partition", "too_large", "topic_name"]
+        expected = ["headers", "headers", "partition", "too_large", "too_large", "topic_name", "unknown_topic"]
         assert [cause for (cause,) in outbox.query(causes)] == expected
         half = RECORDS // KEYS // 2
-        strayed = f"k{len(POISON) - 1}"
-        missing = whole[strayed].pop(half)
-        stopped = {f"k{key}": whole[f"k{key}"][:half] for key in range(len(POISON) - 1)}
+        stays = len(POISON) - STRAYED
+        strayed = {key: whole[key].pop(half) for key in (f"k{place}" for place in range(stays, len(POISON)))}
+        stopped = {f"k{key}": whole[f"k{key}"][:half] for key in range(stays)}
         assert outbox.by_key() == {**whole, **stopped}
         with psycopg.connect(outbox.database, autocommit=True) as connection:
             connection.execute(MENDED, {"topic": outbox.topic})
@@ -95,7 +100,8 @@ def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
         process.end()
         process = Process([*COMMAND, "harvest", "-f", str(file)])
         wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)])
-        whole[strayed].append(missing)
+        for key, record in strayed.items():
+            whole[key].append(record)
         assert outbox.by_key() == whole
     finally:
         process.end()
