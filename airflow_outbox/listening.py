@@ -3,8 +3,9 @@ above all.
 
 A leader announces every move of the watermark by NOTIFY as it deletes what it has published, and at least once a second
 (sql/queries.sql: purge_published, heartbeat). So whoever listens hears within milliseconds of a commit in Kafka.
-Whether a transaction was committed, Postgres alone knows, and is asked, once: what has committed stays so. Where no
-notifications come (a connection pooler swallows them, nobody leads), the watermark is looked at once a second.
+Whether a transaction was committed, Postgres alone knows, and is asked, once: what has committed stays so. When the
+watermark sees it, Postgres is asked whether any of its records is parked. Where no notifications come (a connection
+pooler swallows them, nobody leads), the watermark is looked at once a second.
 
 What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one;
 while nothing happens, some in ten seconds. Many tickets are asked for in one statement.
@@ -20,7 +21,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -28,154 +29,34 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from airflow_outbox.awaited import GREETING_INTERVAL, LOOK_INTERVAL, NEVER, Account, Awaited, Waiter
 from airflow_outbox.connection import KEEP_ALIVE, translated
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Snapshot, Ticket
-from airflow_outbox.tickets import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge, query
+from airflow_outbox.records import Ticket
+from airflow_outbox.tickets import (
+    GAVE_UP,
+    Outcome,
+    TicketState,
+    TicketStatus,
+    Watermarks,
+    left_of,
+    query,
+    values_of,
+)
 
 MOST_STATEMENTS = 17
 _BURST = 2
-_GREETING_INTERVAL = 0.5  # who comes is asked for with others: announcements must not wait for them
-_LOOK_INTERVAL = 1.0  # where nothing is heard, and for who follows
-_QUIET_LOOK_INTERVAL = 10.0  # where news come by themselves
-_HEARD_FOR = 2.5
 _FIRST_REPORT = 2.0
 _REPORT_INTERVAL = 10.0
 _REPORT_SHARE = 20  # counting takes at most one part in so many of the time
+_COUNTING = 2.0
 _PATIENCE = 10.0
-_LINGER = 30.0  # for who comes next: connecting takes longer than publishing
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-_NEVER = float("-inf")
 
 _log = logging.getLogger(__name__)
 News = TypeVar("News")
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """How far an outbox is out, and how many records of each topic were published, in this incarnation, up to and with
-    batch number `batch`.
-    """
-
-    watermarks: Watermarks
-    batch: int
-    topics: Mapping[str, int]
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    """Somebody who waits for a ticket. What there is to tell goes through a queue, into their own task."""
-
-    ticket: Ticket
-    has_committed: bool
-    news: asyncio.Queue[TicketStatus | Exception] = field(default_factory=asyncio.Queue)
-    is_new: bool = True
-    is_answered: bool = False
-
-    def tell(self, status: TicketStatus | Exception) -> None:
-        self.is_new = False
-        self.has_committed |= isinstance(status, TicketStatus) and status.state is TicketState.WAITING
-        self.is_answered = isinstance(status, Exception) or status.state is TicketState.PUBLISHED
-        self.news.put_nowait(status)
-
-
-@dataclass(eq=False, slots=True)
-class _Attended:
-    """An outbox that somebody wants to know of, and what is known. Times are the event loop's."""
-
-    name: OutboxName
-    report_at: float
-    waiters: set[_Waiter] = field(default_factory=set)
-    followers: set[asyncio.Queue[Account | Exception]] = field(default_factory=set)
-    watermarks: Watermarks | None = None
-    may_count: bool | None = None
-    looked_at: float = _NEVER
-    heard_at: float = _NEVER
-    greeted_at: float = _NEVER
-    left_at: float = _NEVER
-
-    def is_deserted(self, now: float) -> bool:
-        return not self.waiters and not self.followers and now - self.left_at >= _LINGER
-
-    @property
-    def channel(self) -> str:
-        assert self.watermarks is not None
-        return f"outbox {self.watermarks.outbox_id}"
-
-    def is_to_look(self, now: float) -> bool:
-        quiet = now - self.heard_at < _HEARD_FOR and not self.followers
-        return now - self.looked_at >= (_QUIET_LOOK_INTERVAL if quiet else _LOOK_INTERVAL)
-
-    def answer(self) -> None:
-        """Tell those whose transaction is known to have committed, if the watermark sees it."""
-        for waiter in self.unanswered():
-            if waiter.has_committed and self._sees(waiter):
-                self._tell(waiter, COMMITTED)
-
-    def tell(
-        self, waiters: Collection[_Waiter], outcomes: Mapping[int, Outcome], left: Mapping[int, int] | None
-    ) -> None:
-        """Tell them what came of their transactions; `left` is how many records of each there are, if that is known."""
-        for waiter in waiters:
-            number = waiter.ticket.transaction_id
-            self._tell(waiter, outcomes[number], None if left is None else left.get(number, 0))
-
-    def _tell(self, waiter: _Waiter, outcome: Outcome, left: int | None = None) -> None:
-        assert self.watermarks is not None
-        try:
-            waiter.tell(judge(waiter.ticket, outcome, self.watermarks, left=left))
-        except OutboxError as error:
-            waiter.tell(error)
-
-    def due(self, now: float) -> list[_Waiter]:
-        """Those for whom there may be an answer; and those who have come, now and then."""
-        greeting = now - self.greeted_at >= _GREETING_INTERVAL
-        due = [waiter for waiter in self.unanswered() if (greeting and waiter.is_new) or self._sees(waiter)]
-        if any(waiter.is_new for waiter in due):
-            self.greeted_at = now
-        return due
-
-    def has_new(self) -> bool:
-        return any(waiter.is_new for waiter in self.waiters)
-
-    def unanswered(self) -> list[_Waiter]:
-        return [waiter for waiter in self.waiters if not waiter.is_answered]
-
-    def learn(self, found: Watermarks) -> None:
-        """Take note of what is stored, which may be older than what was announced."""
-        known = self.watermarks
-        if known is not None and (known.outbox_id, known.incarnation) == (found.outbox_id, found.incarnation):
-            for shard, watermark in enumerate(known.shards):
-                if watermark is not None and shard < len(found.shards):
-                    found = found.later(shard, watermark)
-        self.watermarks = found
-
-    def hear(self, payload: str, now: float) -> None:
-        """Take note of an announcement; of one that can't be understood, too: it is a reason to look."""
-        self.heard_at = now
-        known = self.watermarks
-        try:
-            shard, incarnation, snapshot = payload.split(" ")
-            if known is None or int(incarnation) != known.incarnation or not shard.isdecimal():
-                raise ValueError(payload)
-            self.watermarks = known.later(int(shard), Snapshot.parse(snapshot))
-        except (ValueError, IndexError):
-            self.looked_at = _NEVER
-
-    def fail(self, error: Exception) -> None:
-        for waiter in self.unanswered():
-            waiter.tell(error)
-        for news in self.followers:
-            news.put_nowait(error)
-
-    def _sees(self, waiter: _Waiter) -> bool:
-        assert self.watermarks is not None
-        try:
-            return self.watermarks.see(waiter.ticket)
-        except OutboxError:  # the answer will say it
-            return True
 
 
 class Listener:
@@ -188,7 +69,7 @@ class Listener:
     def __init__(self, data_source: str) -> None:
         self.statements = 0
         self._data_source = data_source
-        self._attended: dict[OutboxName, _Attended] = {}
+        self._attended: dict[OutboxName, Awaited] = {}
         self._wake = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._listening: set[str] = set()
@@ -198,14 +79,13 @@ class Listener:
     async def statuses(
         self, name: OutboxName, ticket: Ticket, *, has_committed: bool = False
     ) -> AsyncGenerator[TicketStatus, None]:
-        """How far a ticket's transaction is, now and then, until all of it is published: that comes last.
-
-        `has_committed` tells that it is known to have committed, which saves asking.
+        """How far a ticket's transaction is, now and then, until all of it is published, or some of it was discarded:
+        that comes last. `has_committed` tells that it is known to have committed, which saves asking.
 
         Raises RolledBackError, TicketRefusedError, NoWatermarkError; OutboxMissingError, PostgresError when the role
         may not look. A database that is away is waited for.
         """
-        waiter = _Waiter(ticket, has_committed)
+        waiter = Waiter(ticket, has_committed)
         with self._attending(name) as attended:
             attended.waiters.add(waiter)
             try:
@@ -226,9 +106,9 @@ class Listener:
                 attended.followers.discard(news)
 
     @contextmanager
-    def _attending(self, name: OutboxName) -> Iterator[_Attended]:
+    def _attending(self, name: OutboxName) -> Iterator[Awaited]:
         now = asyncio.get_running_loop().time()
-        attended = self._attended.setdefault(name, _Attended(name, report_at=now + _FIRST_REPORT, left_at=now))
+        attended = self._attended.setdefault(name, Awaited(name, report_at=now + _FIRST_REPORT, left_at=now))
         self._wake.set()
         if self._serving is None:
             # In a context of its own: the first waiter's has its log in it.
@@ -276,7 +156,7 @@ class Listener:
 
     async def _attend(self, connection: psycopg.AsyncConnection[Any]) -> None:
         for attended in self._attended.values():
-            attended.looked_at = attended.heard_at = _NEVER
+            attended.looked_at = attended.heard_at = NEVER
         while self._attended:
             for attended in list(self._attended.values()):
                 try:
@@ -293,7 +173,7 @@ class Listener:
             now = asyncio.get_running_loop().time()
             self._attended = {name: each for name, each in self._attended.items() if not each.is_deserted(now)}
 
-    async def _answer(self, connection: psycopg.AsyncConnection[Any], attended: _Attended) -> None:
+    async def _answer(self, connection: psycopg.AsyncConnection[Any], attended: Awaited) -> None:
         """Look when it is time, and answer whoever can be answered."""
         loop = asyncio.get_running_loop()
         if attended.is_to_look(loop.time()):
@@ -303,16 +183,16 @@ class Listener:
                 await self._execute(connection, listen, {})
                 self._listening.add(attended.channel)
                 await self._look(connection, attended)  # for what was announced before
-        attended.answer()
         if due := attended.due(loop.time()):
             await self._judge(connection, attended, due)
-        if loop.time() >= attended.report_at and (waiting := attended.unanswered()):
-            begun = loop.time()
+        waiting = [waiter for waiter in attended.unanswered() if not waiter.is_parked]
+        if waiting and (begun := loop.time()) >= attended.report_at:
+            attended.report_at = begun + _REPORT_INTERVAL
             await self._judge(connection, attended, waiting, counted=True)
             took = loop.time() - begun
             attended.report_at = loop.time() + max(_REPORT_INTERVAL, _REPORT_SHARE * took)
 
-    async def _look(self, connection: psycopg.AsyncConnection[Any], attended: _Attended) -> None:
+    async def _look(self, connection: psycopg.AsyncConnection[Any], attended: Awaited) -> None:
         attended.looked_at = asyncio.get_running_loop().time()
         if not attended.followers:
             attended.learn(Watermarks.read(await self._ask(connection, attended, "watermarks")))
@@ -330,24 +210,59 @@ class Listener:
     async def _judge(
         self,
         connection: psycopg.AsyncConnection[Any],
-        attended: _Attended,
-        waiters: Collection[_Waiter],
+        attended: Awaited,
+        waiters: Collection[Waiter],
         *,
         counted: bool = False,
     ) -> None:
-        asked = {"transaction_ids": list({str(waiter.ticket.transaction_id) for waiter in waiters})}
-        outcomes = {row[0]: Outcome(*row[1:]) for row in await self._ask(connection, attended, "outcomes", asked)}
-        left: dict[int, int] | None = None
-        if counted and attended.may_count is None:
+        """Tell them how far their transactions are; all are asked for in one statement of each kind."""
+        unknown = {waiter.ticket.transaction_id for waiter in waiters if not waiter.has_committed}
+        rows = await self._ask_of(connection, attended, "outcomes", unknown)
+        verdicts = attended.judge(waiters, {number: Outcome(*outcome) for number, *outcome in rows})
+        rows = await self._ask_of(connection, attended, "parked", _those(verdicts, TicketState.PUBLISHED))
+        parked = {number: found for number, *found in rows}
+        waiting = _those(verdicts, TicketState.WAITING)
+        left = await self._left(connection, attended, waiting) if counted and waiting else {}
+        for waiter, verdict in verdicts.items():
+            number = waiter.ticket.transaction_id
+            if isinstance(verdict, TicketStatus) and verdict.state is TicketState.WAITING:
+                verdict = replace(verdict, left=left.get(number))
+            elif isinstance(verdict, TicketStatus) and number in parked:
+                verdict = verdict.with_parked(*parked[number])
+            waiter.tell(verdict)
+
+    async def _left(
+        self, connection: psycopg.AsyncConnection[Any], attended: Awaited, transaction_ids: Collection[int]
+    ) -> Mapping[int, int]:
+        """How many records of each there are, as far as the role may look and it can be counted soon."""
+        if attended.may_count is None:
             ((attended.may_count,),) = await self._ask(connection, attended, "may_count")
-        if counted and attended.may_count:
-            left = dict(await self._ask(connection, attended, "left", asked))
-        attended.tell([waiter for waiter in waiters if not waiter.is_answered], outcomes, left)
+        if not attended.may_count:
+            return {}
+        try:
+            async with asyncio.timeout(_COUNTING):
+                rows = await self._ask_of(connection, attended, "left", transaction_ids)
+        except (*GAVE_UP, TimeoutError):
+            return {}
+        return left_of(transaction_ids, rows)
+
+    async def _ask_of(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        attended: Awaited,
+        statement: str,
+        transaction_ids: Collection[int],
+    ) -> list[tuple[Any, ...]]:
+        if not transaction_ids:
+            return []
+        assert attended.watermarks is not None
+        values = values_of(transaction_ids, attended.watermarks.incarnation, attended.name)
+        return await self._ask(connection, attended, statement, values)
 
     async def _ask(
         self,
         connection: psycopg.AsyncConnection[Any],
-        attended: _Attended,
+        attended: Awaited,
         statement: str,
         values: Mapping[str, Any] | None = None,
     ) -> list[tuple[Any, ...]]:
@@ -373,7 +288,7 @@ class Listener:
         try:
             with contextlib.suppress(TimeoutError):
                 has_new = any(attended.has_new() for attended in self._attended.values())
-                async with asyncio.timeout(_GREETING_INTERVAL if has_new else _LOOK_INTERVAL):
+                async with asyncio.timeout(GREETING_INTERVAL if has_new else LOOK_INTERVAL):
                     await self._wake.wait()
         finally:
             loop.remove_reader(connection.fileno())
@@ -389,6 +304,15 @@ async def _told(news: asyncio.Queue[News | Exception]) -> News:
     if isinstance(told, Exception):
         raise told
     return told
+
+
+def _those(verdicts: Mapping[Waiter, TicketStatus | OutboxError], state: TicketState) -> set[int]:
+    """The transactions that are in this state."""
+    return {
+        verdict.ticket.transaction_id
+        for verdict in verdicts.values()
+        if isinstance(verdict, TicketStatus) and verdict.state is state
+    }
 
 
 def _is_refusal(error: OutboxError) -> bool:

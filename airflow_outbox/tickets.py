@@ -12,7 +12,8 @@ after a restore, ids name other transactions than before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
@@ -26,6 +27,11 @@ from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBa
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot, Ticket
 from airflow_outbox.sql import statements
+
+MOST_COUNTED = 100_000
+"""Of how many records it is counted at most what is left: the time that takes is bounded so."""
+GAVE_UP = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
+"""What a statement ends with that has taken longer than Postgres was told to let it: nothing is known then."""
 
 
 class TicketState(Enum):
@@ -47,7 +53,8 @@ class TicketState(Enum):
 class TicketStatus:
     """How far a ticket's transaction is.
 
-    `left` is how many of its records are in the outbox (None: the role may not look); `prepared` the name of a prepared
+    `left` is how many of its records are in the outbox (None: that is not known, or the role may not look; above
+    MOST_COUNTED: more than that); `prepared` the name of a prepared
     transaction, `prepared_for` how many seconds it has been one. `parked` is how many records are set aside, for
     `reasons` among others, and `discarded` how many an operator has thrown away.
     """
@@ -60,6 +67,16 @@ class TicketStatus:
     parked: int = 0
     discarded: int = 0
     reasons: tuple[str, ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it stays so."""
+        return self.state is TicketState.PUBLISHED or self.discarded > 0
+
+    def with_parked(self, waiting: int, discarded: int, reasons: Sequence[str]) -> Self:
+        """The same, but for these records, which are parked or were discarded."""
+        aside = replace(self, state=TicketState.PARKED, left=None, parked=waiting)
+        return replace(aside, discarded=discarded, reasons=tuple(reasons))
 
     def __str__(self) -> str:
         number = self.ticket.transaction_id
@@ -80,6 +97,8 @@ class TicketStatus:
                 "published. `airflow-outbox parked list` shows them"
             )
         some = "some records" if self.left is None else f"{self.left} records"
+        if self.left is not None and self.left > MOST_COUNTED:
+            some = f"more than {MOST_COUNTED:,} records"
         return f"transaction {number} is committed, {some} of it wait to be published"
 
 
@@ -140,8 +159,8 @@ class Outcome:
 COMMITTED = Outcome("committed", None, None)
 
 
-def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks, *, left: int | None = None) -> TicketStatus:
-    """How far a ticket's transaction is.
+def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketStatus:
+    """How far a ticket's transaction is, leaving aside what is parked.
 
     Raises RolledBackError; TicketRefusedError, also when Postgres has forgotten what became of it; NoWatermarkError
     when the outbox is harvested in a way in which nobody will ever know.
@@ -163,7 +182,7 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks, *, left: int
         return TicketStatus(ticket, TicketState.PUBLISHED, 0)
     if watermarks.delivery == "at_least_once":
         raise NoWatermarkError
-    return TicketStatus(ticket, TicketState.WAITING, left)
+    return TicketStatus(ticket, TicketState.WAITING)
 
 
 def published(connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox") -> bool:
@@ -185,11 +204,7 @@ def ticket_status(
     """
     name = OutboxName.parse(outbox)
     asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
-    values = {
-        "transaction_ids": [str(asked.transaction_id)],
-        "incarnation": asked.incarnation,
-        "outbox": name.text(),
-    }
+    values = values_of([asked.transaction_id], asked.incarnation, name)
 
     def ask(statement: str) -> list[tuple[Any, ...]]:
         return cursor.execute(query(statement, name), values).fetchall()
@@ -201,13 +216,33 @@ def ticket_status(
         ((_, *outcome),) = ask("outcomes")
         status = judge(asked, Outcome(*outcome), watermarks)
         if status.state is TicketState.PUBLISHED:
-            ((waiting, discarded, reasons),) = ask("parked")
-            if waiting or discarded:
-                aside = replace(status, state=TicketState.PARKED, left=None, parked=waiting)
-                return replace(aside, discarded=discarded, reasons=tuple(reasons))
+            for _, *found in ask("parked"):
+                return status.with_parked(*found)
         if not counted or status.state is not TicketState.WAITING or not ask("may_count")[0][0]:
             return status
-        return replace(status, left=sum(count for _, count in ask("left")))
+        with suppress(*GAVE_UP), connection.transaction():
+            return replace(status, left=left_of([asked.transaction_id], ask("left"))[asked.transaction_id])
+        return status
+
+
+def left_of(transaction_ids: Collection[int], rows: Sequence[tuple[int, int]]) -> Mapping[int, int]:
+    """How many records of each of these transactions are left, as far as the statement `left` has counted."""
+    counts = dict(rows)
+    if sum(counts.values()) <= MOST_COUNTED:
+        return {number: counts.get(number, 0) for number in transaction_ids}
+    last, count = rows[-1]
+    left = {number: counts.get(number, 0) for number in transaction_ids if number < last}
+    return left | ({last: count} if count > MOST_COUNTED else {})
+
+
+def values_of(transaction_ids: Collection[int], incarnation: int, name: OutboxName) -> dict[str, Any]:
+    """What the statements about tickets are given."""
+    return {
+        "transaction_ids": [str(number) for number in transaction_ids],
+        "incarnation": incarnation,
+        "outbox": name.text(),
+        "most": MOST_COUNTED,
+    }
 
 
 def query(statement: str, name: OutboxName) -> Any:

@@ -18,19 +18,27 @@ FROM unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
 LEFT JOIN pg_prepared_xacts AS prepared ON prepared.transaction = asked.id::xid AND prepared.database = current_database()
 
 -- left --
--- How many records of each transaction are in the outbox; none where there are none.
+-- How many records of each transaction are in the outbox, in order, and of at most so many records in all: the last transaction may have
+-- more, and those behind it do not show. None where there are none.
 SELECT transaction_id::text::bigint, count(*)
-FROM {outbox}
-WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
+FROM (
+    SELECT transaction_id FROM {outbox}
+    WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
+    ORDER BY transaction_id
+    LIMIT %(most)s + 1
+) AS counted
 GROUP BY transaction_id
+ORDER BY transaction_id
 
 -- may_count --
 -- Whether the role may look at the transaction ids in the outbox.
 SELECT has_column_privilege(%(outbox)s, 'transaction_id', 'SELECT')
 
 -- parked --
--- How many of a transaction's records wait among the parked ones, how many were discarded, and some of the reasons.
-SELECT count(*) FILTER (WHERE discarded_at IS NULL), count(*) FILTER (WHERE discarded_at IS NOT NULL),
+-- How many records of each transaction wait among the parked ones, how many were discarded, and some of the reasons; no row where none is.
+SELECT transaction_id::text::bigint,
+       count(*) FILTER (WHERE discarded_at IS NULL), count(*) FILTER (WHERE discarded_at IS NOT NULL),
        coalesce((array_agg(DISTINCT reason) FILTER (WHERE reason IS NOT NULL))[1:3], ARRAY[]::text[])
 FROM {parked}
 WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[]) AND incarnation = %(incarnation)s
+GROUP BY transaction_id

@@ -18,8 +18,6 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
 from airflow_outbox.tickets import TicketState
 
-_PARKED_INTERVAL = 5.0
-
 
 class OutboxPublishedTrigger(BaseTrigger):
     """Wait until all of a ticket's transaction is published, and say so in one event.
@@ -64,32 +62,23 @@ class OutboxPublishedTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
             await self._published()
-            await self._not_parked()
         except (OutboxError, AirflowNotFoundException) as error:
             yield TriggerEvent({"status": "failed", "error": str(error)})
         else:
             yield TriggerEvent({"status": "published", "ticket": self.ticket})
 
     async def _published(self) -> None:
+        """Return when all is published. Raises ParkedError."""
         name, ticket = OutboxName.parse(self.outbox), Ticket.parse(self.ticket)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         listening = listener(await asyncio.to_thread(hook.data_source))
         said = None
         async with aclosing(listening.statuses(name, ticket, has_committed=self.has_committed)) as statuses:
             async for status in statuses:
-                if (text := str(status)) != said:
-                    log = self.log.warning if status.state is TicketState.PREPARED else self.log.info
+                text, is_parked = str(status), status.state is TicketState.PARKED
+                if is_parked and (status.discarded or not self.wait_for_parked):
+                    raise ParkedError(text)
+                if text != said:
+                    log = self.log.warning if is_parked or status.state is TicketState.PREPARED else self.log.info
                     log(text)
                     said = text
-
-    async def _not_parked(self) -> None:
-        """Return when none of the transaction's records is parked. Raises ParkedError."""
-        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
-        said = None
-        while (status := await asyncio.to_thread(hook.ticket_status, self.ticket)).state is TicketState.PARKED:
-            if status.discarded or not self.wait_for_parked:
-                raise ParkedError(str(status))
-            if (text := str(status)) != said:
-                self.log.warning(text)
-                said = text
-            await asyncio.sleep(_PARKED_INTERVAL)

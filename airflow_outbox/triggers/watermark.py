@@ -12,8 +12,9 @@ from typing import Any
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from airflow_outbox.awaited import Account
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.listening import Account, listener
+from airflow_outbox.listening import listener
 from airflow_outbox.names import OutboxName
 from airflow_outbox.triggers.publications import Position, publication
 

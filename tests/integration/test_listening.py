@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,62 +14,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 from harvesting import BUSY
+from leading import NAME, Leader
 from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
-from airflow_outbox.fence import Flushed, Witness
-from airflow_outbox.listening import MOST_STATEMENTS, Listener, listener
+from airflow_outbox.listening import Listener, listener
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Snapshot
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketState, TicketStatus
-
-NAME = OutboxName.parse("outbox")
-
-
-class Leader:
-    """What a leader tells Postgres, and an application's way to stash."""
-
-    def __init__(self, database: str) -> None:
-        self.connection = psycopg.connect(database, autocommit=True)
-        init_outbox(self.connection, NAME)
-        self.table = OutboxTable(connect(database, purpose="test"), NAME)
-        self.view = uuid4()
-        self.table.take_over(self.view, [self.table.backend()], member="test")
-        self.table.begin(self.view, delivery="exactly_once", witness=Witness())
-
-    def stash(self, records: int = 1) -> Ticket:
-        with self.connection.transaction():
-            return stash(self.connection, [OutboxRecord("t", "k", str(number)) for number in range(records)])
-
-    def watermark(self) -> Snapshot:
-        ((text,),) = self.connection.execute("SELECT pg_current_snapshot()::text").fetchall()
-        return Snapshot.parse(text)
-
-    def purge(self) -> None:
-        """Announce, with a purge, that all is out; the fence row does not know yet."""
-        self.table.purge_published(self.view, [], self.watermark(), watermark=self.watermark())
-
-    def beat(self, *, topics: dict[str, int] | None = None) -> None:
-        """Announce and store."""
-        flushed = Flushed(self.watermark(), 0, topics or {})
-        self.table.heartbeat(self.view, published=0, in_flight=0, rate=0, flushed=flushed)
-
-    def listening(self) -> list[int]:
-        """The processes of the listeners' backends in this database."""
-        rows = self.connection.execute(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-outbox listen'"
-            " AND datname = current_database()"
-        )
-        return [pid for (pid,) in rows]
-
-    def close(self) -> None:
-        self.table.close()
-        self.connection.close()
 
 
 @pytest.fixture
@@ -262,7 +215,7 @@ async def test_a_postgres_that_is_away_is_waited_for(server_folder: Path) -> Non
 async def test_it_has_one_connection_for_all_and_none_a_while_after(
     database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_outbox.listening._LINGER", 1.0)
+    monkeypatch.setattr("airflow_outbox.awaited._LINGER", 1.0)
     assert listener(database) is listener(database)
     waiting = [asyncio.create_task(wait(listener(database), leader.stash())) for _ in range(20)]
     await attended(leader)
@@ -305,43 +258,3 @@ async def test_who_follows_is_given_the_account_about_once_a_second(leader: Lead
             if len(found) == 2:
                 leader.beat(topics={"a": 3})
     assert time.monotonic() - begun > 0.9 * (len(found) - 1)
-
-
-async def test_a_thousand_who_wait_cost_less_than_twenty_statements_a_second(
-    database: str, leader: Leader, postgres: EmbeddedPostgres
-) -> None:
-    """Counted by the server, in its log, while transactions are published all the time and each is awaited."""
-    leader.connection.execute(f"ALTER DATABASE {leader.connection.info.dbname} SET log_statement = 'all'".encode())
-    listening = Listener(database)
-    tickets = [leader.stash() for _ in range(1000)]
-    delays: list[float] = []
-    published_at = float("inf")
-
-    async def timed(ticket: Ticket) -> None:
-        await wait(listening, ticket)
-        delays.append(time.monotonic() - published_at)
-
-    waiting = [asyncio.create_task(timed(ticket)) for ticket in tickets]
-    await attended(leader)
-    (pid,) = leader.listening()
-    await asyncio.sleep(0.6)
-    begun, before = time.monotonic(), statements_of(pid, postgres.log)
-    for place in range(100):  # ten at a time, ten times a second
-        xmax = tickets[10 * place + 9].transaction_id + 1
-        published_at = time.monotonic()
-        leader.table.purge_published(leader.view, [], Snapshot(xmax, xmax), watermark=Snapshot(xmax, xmax, frozenset()))
-        await asyncio.sleep(0.1)
-    seconds, sent = time.monotonic() - begun, statements_of(pid, postgres.log) - before
-    with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*waiting), 2)
-    delays.sort()
-    p95 = delays[int(0.95 * len(delays))]
-    print(f"{sent / seconds:.1f} statements/s; p95 {1000 * p95:.1f} ms of {len(delays)}")
-    assert len(delays) == 1000
-    assert sent / seconds < 20
-    assert MOST_STATEMENTS < 20
-
-
-def statements_of(pid: int, log: Path) -> int:
-    lines = log.read_text(errors="replace").splitlines()
-    return sum(f"[{pid}]" in line and ("execute" in line or "statement:" in line) for line in lines)

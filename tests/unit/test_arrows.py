@@ -27,6 +27,7 @@ LAYERS = [
     {"harvest"},
     {"schema"},
     {"listening"},
+    {"awaited"},
     {"stash", "tickets"},
     {"archive", "parked", "parked_requests"},
     {"table"},

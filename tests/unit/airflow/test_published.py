@@ -12,8 +12,8 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.asset import Asset
 
 from airflow_outbox.assets import create_asset, outbox_asset, sanitize_uri, topic_asset
+from airflow_outbox.awaited import Account
 from airflow_outbox.errors import ConfigurationError, InvalidTicketError, OutboxError
-from airflow_outbox.listening import Account
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sensors.published import OutboxPublishedSensor
 from airflow_outbox.tickets import Watermarks

@@ -1,0 +1,150 @@
+"""What is known of an outbox that somebody waits for, and who waits for what: the listener's memory. It asks nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.records import Snapshot, Ticket
+from airflow_outbox.tickets import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge
+
+GREETING_INTERVAL = 0.5  # who comes is asked for with others: announcements must not wait for them
+LOOK_INTERVAL = 1.0  # where nothing is heard, and for who follows
+NEVER = float("-inf")
+_QUIET_LOOK_INTERVAL = 10.0  # where news come by themselves
+_HEARD_FOR = 2.5
+_PARKED_INTERVAL = 5.0  # nobody announces that records are not parked any more
+_LINGER = 30.0  # for who comes next: connecting takes longer than publishing
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How far an outbox is out, and how many records of each topic were published, in this incarnation, up to and with
+    batch number `batch`.
+    """
+
+    watermarks: Watermarks
+    batch: int
+    topics: Mapping[str, int]
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """Somebody who waits for a ticket. What there is to tell goes through a queue, into their own task."""
+
+    ticket: Ticket
+    has_committed: bool
+    news: asyncio.Queue[TicketStatus | Exception] = field(default_factory=asyncio.Queue)
+    is_new: bool = True
+    is_parked: bool = False
+    is_answered: bool = False
+
+    def tell(self, told: TicketStatus | Exception) -> None:
+        self.is_new = False
+        if isinstance(told, TicketStatus):
+            self.has_committed |= told.state in (TicketState.WAITING, TicketState.PARKED)
+            self.is_parked = told.state is TicketState.PARKED
+        self.is_answered = isinstance(told, Exception) or told.is_final
+        self.news.put_nowait(told)
+
+
+@dataclass(eq=False, slots=True)
+class Awaited:
+    """An outbox that somebody wants to know of, and what is known. Times are the event loop's."""
+
+    name: OutboxName
+    report_at: float
+    waiters: set[Waiter] = field(default_factory=set)
+    followers: set[asyncio.Queue[Account | Exception]] = field(default_factory=set)
+    watermarks: Watermarks | None = None
+    may_count: bool | None = None
+    looked_at: float = NEVER
+    heard_at: float = NEVER
+    greeted_at: float = NEVER
+    asked_for_parked_at: float = NEVER
+    left_at: float = NEVER
+
+    def is_deserted(self, now: float) -> bool:
+        return not self.waiters and not self.followers and now - self.left_at >= _LINGER
+
+    @property
+    def channel(self) -> str:
+        assert self.watermarks is not None
+        return f"outbox {self.watermarks.outbox_id}"
+
+    def is_to_look(self, now: float) -> bool:
+        quiet = now - self.heard_at < _HEARD_FOR and not self.followers
+        return now - self.looked_at >= (_QUIET_LOOK_INTERVAL if quiet else LOOK_INTERVAL)
+
+    def due(self, now: float) -> list[Waiter]:
+        """Those for whom there may be an answer; now and then those who have come, and those of parked records."""
+        greeting = now - self.greeted_at >= GREETING_INTERVAL
+        of_parked = now - self.asked_for_parked_at >= _PARKED_INTERVAL
+        due = [
+            waiter
+            for waiter in self.unanswered()
+            if (of_parked if waiter.is_parked else (greeting and waiter.is_new) or self._sees(waiter))
+        ]
+        if any(waiter.is_new for waiter in due):
+            self.greeted_at = now
+        if any(waiter.is_parked for waiter in due):
+            self.asked_for_parked_at = now
+        return due
+
+    def has_new(self) -> bool:
+        return any(waiter.is_new for waiter in self.waiters)
+
+    def unanswered(self) -> list[Waiter]:
+        return [waiter for waiter in self.waiters if not waiter.is_answered]
+
+    def judge(
+        self, waiters: Collection[Waiter], outcomes: Mapping[int, Outcome]
+    ) -> dict[Waiter, TicketStatus | OutboxError]:
+        """How far their transactions are, leaving aside what is parked, by what became of those that are not known to
+        have committed."""
+        assert self.watermarks is not None
+        verdicts: dict[Waiter, TicketStatus | OutboxError] = {}
+        for waiter in waiters:
+            outcome = COMMITTED if waiter.has_committed else outcomes[waiter.ticket.transaction_id]
+            try:
+                verdicts[waiter] = judge(waiter.ticket, outcome, self.watermarks)
+            except OutboxError as error:
+                verdicts[waiter] = error
+        return verdicts
+
+    def learn(self, found: Watermarks) -> None:
+        """Take note of what is stored, which may be older than what was announced."""
+        known = self.watermarks
+        if known is not None and (known.outbox_id, known.incarnation) == (found.outbox_id, found.incarnation):
+            for shard, watermark in enumerate(known.shards):
+                if watermark is not None and shard < len(found.shards):
+                    found = found.later(shard, watermark)
+        self.watermarks = found
+
+    def hear(self, payload: str, now: float) -> None:
+        """Take note of an announcement; of one that can't be understood, too: it is a reason to look."""
+        self.heard_at = now
+        known = self.watermarks
+        try:
+            shard, incarnation, snapshot = payload.split(" ")
+            if known is None or int(incarnation) != known.incarnation or not shard.isdecimal():
+                raise ValueError(payload)
+            self.watermarks = known.later(int(shard), Snapshot.parse(snapshot))
+        except (ValueError, IndexError):
+            self.looked_at = NEVER
+
+    def fail(self, error: Exception) -> None:
+        for waiter in self.unanswered():
+            waiter.tell(error)
+        for news in self.followers:
+            news.put_nowait(error)
+
+    def _sees(self, waiter: Waiter) -> bool:
+        assert self.watermarks is not None
+        try:
+            return self.watermarks.see(waiter.ticket)
+        except OutboxError:  # the answer will say it
+            return True

@@ -1,0 +1,77 @@
+"""A leader without a harvester: what one tells Postgres, said by hand, so that a test knows what is published when."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg
+
+from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.connection import connect, read_columns
+from airflow_outbox.fence import Flushed, Witness
+from airflow_outbox.names import OutboxName
+from airflow_outbox.parked import ParkedTable, Why
+from airflow_outbox.records import Snapshot
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.table import OutboxTable
+
+NAME = OutboxName.parse("outbox")
+
+
+class Leader:
+    """What a leader tells Postgres, and an application's way to stash."""
+
+    def __init__(self, database: str, *, delivery: str = "exactly_once") -> None:
+        self.connection = psycopg.connect(database, autocommit=True)
+        init_outbox(self.connection, NAME)
+        self.own = connect(database, purpose="test")
+        self.table = OutboxTable(self.own, NAME)
+        self.view = uuid4()
+        self.table.take_over(self.view, [self.table.backend()], member="test")
+        self.table.begin(self.view, delivery=delivery, witness=Witness())
+
+    def stash(self, records: int = 1) -> Ticket:
+        with self.connection.transaction():
+            return stash(self.connection, [OutboxRecord("t", "k", str(number)) for number in range(records)])
+
+    def watermark(self) -> Snapshot:
+        ((text,),) = self.connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+        return Snapshot.parse(text)
+
+    def purge(self) -> None:
+        """Announce, with a purge, that all is out; the fence row does not know yet."""
+        self.table.purge_published(self.view, [], self.watermark(), watermark=self.watermark())
+
+    def beat(self, *, topics: dict[str, int] | None = None) -> None:
+        """Announce and store."""
+        flushed = Flushed(self.watermark(), 0, topics or {})
+        self.table.heartbeat(self.view, published=0, in_flight=0, rate=0, flushed=flushed)
+
+    def park(self, ticket: Ticket, records: int, reason: str = "refused") -> None:
+        """Park the first records of a transaction, as such that Kafka has refused."""
+        parked = ParkedTable(self.own, NAME, read_columns(self.own, NAME), topic_causes=[], archives=False)
+        ids = self.connection.execute(
+            "SELECT id FROM outbox WHERE transaction_id = %s::text::xid8 ORDER BY id LIMIT %s",
+            [str(ticket.transaction_id), records],
+        )
+        parked.park(self.view, {id: Why("record_refused", reason, None) for (id,) in ids}, self.watermark())
+
+    def discard(self) -> None:
+        """Discard what is parked, as an operator has it done."""
+        self.connection.execute("UPDATE outbox_parked SET discarded_at = now()")
+
+    def unpark(self) -> None:
+        """Publish what is parked."""
+        self.connection.execute("DELETE FROM outbox_parked")
+
+    def listening(self) -> list[int]:
+        """The processes of the listeners' backends in this database."""
+        rows = self.connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-outbox listen'"
+            " AND datname = current_database()"
+        )
+        return [pid for (pid,) in rows]
+
+    def close(self) -> None:
+        self.table.close()
+        self.connection.close()
