@@ -258,3 +258,82 @@ async def test_who_follows_is_given_the_account_about_once_a_second(leader: Lead
             if len(found) == 2:
                 leader.beat(topics={"a": 3})
     assert time.monotonic() - begun > 0.9 * (len(found) - 1)
+
+
+async def reports(database: str, tickets: list[Ticket], monkeypatch: pytest.MonkeyPatch) -> list[TicketStatus]:
+    """What each is told first of how much is left."""
+    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.0)
+    listening, found = Listener(database), []
+    async with asyncio.timeout(10):
+        streams = [listening.statuses(NAME, ticket, has_committed=True) for ticket in tickets]
+        for first in [asyncio.ensure_future(anext(stream)) for stream in streams]:
+            await first
+        for stream in streams:
+            found.append(await anext(stream))
+            await stream.aclose()
+    return found
+
+
+async def test_only_so_many_records_are_counted(database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the earliest transactions', for they are the next to be published."""
+    monkeypatch.setattr("airflow_outbox.tickets.MOST_COUNTED", 9)
+    tickets = [leader.stash(records) for records in (0, 4, 3, 3, 1)]
+    assert [status.left for status in await reports(database, tickets, monkeypatch)] == [0, 4, 3, None, None]
+    assert [status.left for status in await reports(database, tickets[:3], monkeypatch)] == [0, 4, 3]
+    (much,) = await reports(database, [leader.stash(20)], monkeypatch)
+    assert str(much).endswith("is committed, more than 9 records of it wait to be published")
+
+
+@pytest.mark.parametrize("options", ["-c statement_timeout=300", ""])
+async def test_a_count_that_takes_too_long_is_done_without(
+    database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 1.0)
+    monkeypatch.setattr("airflow_outbox.listening._COUNTING", 5.0 if options else 0.3)
+    listening = Listener(psycopg.conninfo.make_conninfo(database, options=options))
+    ticket, found = leader.stash(7), []
+    with leader.own.transaction():
+        leader.own.execute("LOCK outbox")
+        waiting = asyncio.create_task(wait(listening, ticket, found))
+        await attended(leader)
+        connection = leader.listening()
+        async with asyncio.timeout(5):
+            while len(found) < 2:
+                await asyncio.sleep(0.05)
+        assert [status.left for status in found] == [None, None]
+        assert "some records of it wait" in str(found[-1])
+        sent = listening.statements
+        await asyncio.sleep(1.5)
+        assert listening.statements - sent <= 2, "it does not count again at once"
+    assert leader.listening() == connection
+    leader.beat()
+    assert (await waiting).state is TicketState.PUBLISHED
+
+
+async def test_a_count_that_the_connection_is_lost_in_is_not_begun_again_at_once(
+    database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.1)
+    ticket = leader.stash(7)
+    counting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with leader.own.transaction():
+        leader.own.execute("LOCK outbox")
+        waiting = asyncio.create_task(wait(Listener(database), ticket))
+        async with asyncio.timeout(5):
+            while not leader.connection.execute(f"SELECT pg_terminate_backend(pid) {counting}".encode()).fetchall():
+                await asyncio.sleep(0.05)
+        await attended(leader)
+        await asyncio.sleep(1)
+        assert leader.connection.execute(f"SELECT pid {counting}".encode()).fetchall() == []
+    leader.beat()
+    assert (await waiting).state is TicketState.PUBLISHED
+
+
+async def test_what_is_discarded_ends_the_wait(database: str, leader: Leader) -> None:
+    ticket = leader.stash(3)
+    leader.park(ticket, 2)
+    leader.discard()
+    leader.beat()
+    async with asyncio.timeout(5):
+        status = await wait(Listener(database), ticket)
+    assert (status.state, status.parked, status.discarded) == (TicketState.PARKED, 0, 2)

@@ -203,6 +203,16 @@ def test_who_may_nothing_is_told_what_is_needed(connection: psycopg.Connection[A
         connection.execute(f"DROP ROLE {grantee}".encode())
 
 
+def test_a_count_that_takes_too_long_is_done_without(database: str, connection: psycopg.Connection[Any]) -> None:
+    ticket = stashed(connection)
+    with closing(psycopg.connect(database)) as asking, connection.transaction():
+        asking.execute("SET statement_timeout = 300")
+        connection.execute("LOCK outbox")
+        status = ticket_status(asking, ticket)
+        assert (status.state, status.left) == (TicketState.WAITING, None)
+        assert not published(asking, ticket), "the caller's transaction goes on"
+
+
 def test_the_view_tells_in_sql(database: str, connection: psycopg.Connection[Any]) -> None:
     ticket = stashed(connection)
     asked = """
