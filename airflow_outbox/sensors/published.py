@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowException, BaseSensorOperator
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException, BaseSensorOperator
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
@@ -30,8 +30,9 @@ class OutboxPublishedSensor(BaseSensorOperator):
     task, for instance. The result (XCom) is the ticket.
 
     It takes no worker while it waits; some milliseconds after the commit in Kafka the trigger knows. How much is left
-    stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed;
-    `soft_fail` and `never_fail` have their effect, `poke_interval` and `mode` none.
+    stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed; with
+    `soft_fail` or `never_fail` it is skipped then, and whenever else it would fail. `poke_interval` and `mode` have no
+    effect.
 
     A task whose transaction was rolled back fails, and one whose ticket can't be told of. So does one of whose records
     any is parked; with `wait_for_parked` it waits until they are published, and fails only when one is discarded. The
@@ -64,10 +65,21 @@ class OutboxPublishedSensor(BaseSensorOperator):
         self.wait_for_parked = wait_for_parked
 
     def execute(self, context: Context) -> str:
-        """Look once, and hand over to the trigger unless that is enough. Raises NotPublishedError, PostgresError."""
-        ticket = Ticket.parse(str(self.ticket))
+        """Look once, and hand over to the trigger unless that is enough. Raises NotPublishedError, or, as `soft_fail`
+        and `never_fail` have it, AirflowSkipException.
+        """
+        try:
+            return self._look()
+        except AirflowException as error:
+            # What goes wrong after the deferral is handled so by BaseSensorOperator.
+            if self.soft_fail or self.never_fail:
+                raise AirflowSkipException(str(error)) from error
+            raise
+
+    def _look(self) -> str:
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         try:
+            ticket = Ticket.parse(str(self.ticket))
             with hook.transaction() as connection:
                 status = ticket_status(connection, ticket, outbox=self.outbox)
         except OutboxError as error:

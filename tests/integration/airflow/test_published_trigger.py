@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowSkipException, TaskDeferred
 from leading import Leader
 from psycopg.conninfo import conninfo_to_dict
 
@@ -19,6 +20,7 @@ from airflow_outbox import Ticket
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.listening import MOST_STATEMENTS
 from airflow_outbox.records import Snapshot
+from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 
 BLOCKED = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -84,6 +86,26 @@ async def test_a_record_that_is_discarded_while_it_is_waited_for_fails_it(leader
     async with asyncio.timeout(10):
         failed = await waiting
     assert (failed["status"], "1 were discarded" in failed["error"]) == ("failed", True)
+
+
+def test_the_sensor_fails_at_once_when_records_are_parked_already_or_is_skipped(leader: Leader) -> None:
+    ticket = leader.stash(3)
+    leader.park(ticket, 2)
+    leader.beat()
+
+    def execute(**options: Any) -> str:
+        return str(OutboxPublishedSensor(task_id="wait", ticket=str(ticket), **options).execute({}))
+
+    with pytest.raises(NotPublishedError, match="2 records of transaction"):
+        execute()
+    for option in ("soft_fail", "never_fail"):
+        with pytest.raises(AirflowSkipException, match="2 records of transaction"):
+            execute(**{option: True})
+        with pytest.raises(TaskDeferred) as deferred:
+            execute(wait_for_parked=True, **{option: True})
+        assert deferred.value.trigger.serialize()[1]["wait_for_parked"] is True
+    leader.unpark()
+    assert execute(soft_fail=True) == str(ticket)
 
 
 async def test_a_connection_that_is_lost_once_the_batch_is_out_is_made_anew(leader: Leader) -> None:

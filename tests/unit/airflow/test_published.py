@@ -8,14 +8,15 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import DAG
 from airflow.sdk.definitions.asset import Asset
 
 from airflow_outbox.assets import create_asset, outbox_asset, sanitize_uri, topic_asset
 from airflow_outbox.awaited import Account
-from airflow_outbox.errors import ConfigurationError, InvalidTicketError, OutboxError
+from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.records import Snapshot
-from airflow_outbox.sensors.published import OutboxPublishedSensor
+from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
 from airflow_outbox.tickets import Watermarks
 from airflow_outbox.triggers import watermark
 from airflow_outbox.triggers.publications import Position, publication
@@ -47,8 +48,16 @@ def test_a_trigger_is_the_same_after_a_journey_through_the_database(trigger: Any
 def test_what_can_not_be_right_fails() -> None:
     with pytest.raises(ConfigurationError, match="never in a worker"):
         OutboxPublishedSensor(task_id="wait", ticket=TICKET, deferrable=False)
-    with pytest.raises(InvalidTicketError, match="None"):
+    with pytest.raises(NotPublishedError, match="not a ticket: 'None'"):
         OutboxPublishedSensor(task_id="wait", ticket=None).execute({})
+
+
+@pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
+@pytest.mark.parametrize(("ticket", "why"), [("no ticket", "not a ticket"), (TICKET, "missing")])
+def test_what_fails_before_it_waits_is_skipped_where_that_is_wanted(option: str, ticket: str, why: str) -> None:
+    sensor = OutboxPublishedSensor(task_id="wait", ticket=ticket, postgres_conn_id="missing", **{option: True})
+    with pytest.raises(AirflowSkipException, match=why):
+        sensor.execute({})
 
 
 def test_the_result_is_the_ticket_and_a_failure_says_why() -> None:
