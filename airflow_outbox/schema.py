@@ -98,8 +98,9 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
             "look": ["look_archive"],
             "operate": ["look_archive", "replay", "stash"],
         }.get(role, [])
-    if "stash" in parts and "kafka_partition" in columns:
-        parts.append("stash_partition")
+    if "stash" in parts:
+        also = {"transaction_id": "stash_ticket", "kafka_partition": "stash_partition"}
+        parts += [part for column, part in also.items() if column in columns]
     with translated(name):
         where = connection.execute(
             cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}

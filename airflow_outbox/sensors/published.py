@@ -36,7 +36,7 @@ class OutboxPublishedSensor(BaseSensorOperator):
 
     A task whose transaction was rolled back fails, and one whose ticket can't be told of. So does one of whose records
     any is parked; with `wait_for_parked` it waits until they are published, and fails only when one is discarded. The
-    role needs what `airflow-outbox grant` gives any role; to count what is left it must be allowed to look.
+    role needs what `airflow-outbox grant` gives any role.
 
     Raises ConfigurationError, as the Dag is read, for `deferrable=False`.
     """

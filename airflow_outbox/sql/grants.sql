@@ -1,12 +1,16 @@
 -- What each role may do. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the outbox's id.
 
 -- stash --
--- To stash records: insert the allowed columns, draw ids, read what a ticket is made of, and ask whether one is published. Nothing else.
+-- To stash records: insert the allowed columns, draw ids, read what a ticket is made of, and how far all is out. Nothing else.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark) ON {published} TO {role};
+
+-- stash_ticket --
+-- And to count what is left of a transaction, or parked, where the outbox has the column: without it no ticket is answered.
+GRANT SELECT (transaction_id) ON {outbox} TO {role};
 GRANT SELECT (transaction_id, incarnation, reason, discarded_at) ON {parked} TO {role};
 
 -- stash_partition --

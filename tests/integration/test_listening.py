@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
 from airflow_outbox.listening import Listener, listener
 from airflow_outbox.names import OutboxName
+from airflow_outbox.schema import Role, grant_statements
 from airflow_outbox.tickets import TicketState, TicketStatus
 
 
@@ -29,6 +30,19 @@ from airflow_outbox.tickets import TicketState, TicketStatus
 def leader(database: str) -> Iterator[Leader]:
     with closing(Leader(database)) as leader:
         yield leader
+
+
+@contextmanager
+def logged_in(database: str, leader: Leader, kind: Role | None) -> Iterator[str]:
+    """A connection string of a role of this kind; with None of one that is granted nothing."""
+    role = f"test_{uuid4().hex[:8]}"
+    leader.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    try:
+        for statement in grant_statements(leader.connection, NAME, kind, role) if kind else ():
+            leader.connection.execute(statement.encode())
+        yield psycopg.conninfo.make_conninfo(database, user=role, password="secret")
+    finally:
+        leader.connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 async def wait(listening: Listener, ticket: Ticket, found: list[TicketStatus] | None = None) -> TicketStatus:
@@ -107,19 +121,22 @@ async def test_behind_a_pooler_it_looks_once_a_second(
             each.close()
 
 
+@pytest.mark.parametrize("role", ["stash", "job"])
 async def test_it_says_how_many_records_are_left(
-    database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
+    database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch, role: Role
 ) -> None:
+    """To those, too, who may do little else."""
     monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.5)
     ticket = leader.stash(7)
     found: list[TicketStatus] = []
-    waiting = asyncio.create_task(wait(Listener(database), ticket, found))
-    async with asyncio.timeout(10):
-        while not any(status.left for status in found):
-            await asyncio.sleep(0.05)
-    assert found[-1].left == 7
-    leader.beat()
-    await waiting
+    with logged_in(database, leader, role) as source:
+        waiting = asyncio.create_task(wait(Listener(source), ticket, found))
+        async with asyncio.timeout(10):
+            while not any(status.left for status in found):
+                await asyncio.sleep(0.05)
+        assert found[-1].left == 7
+        leader.beat()
+        assert (await waiting).state is TicketState.PUBLISHED
 
 
 async def test_errors_go_to_those_whom_they_concern(database: str, leader: Leader) -> None:
@@ -168,14 +185,8 @@ async def test_a_new_incarnation_refuses_who_waits(database: str, leader: Leader
 
 
 async def test_a_role_that_may_nothing_is_told(database: str, leader: Leader) -> None:
-    role = f"nobody_{uuid4().hex[:8]}"
-    leader.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
-    try:
-        source = psycopg.conninfo.make_conninfo(database, user=role, password="secret")
-        with pytest.raises(PostgresError, match="airflow-outbox grant"):
-            await wait(Listener(source), leader.stash())
-    finally:
-        leader.connection.execute(f"DROP ROLE {role}".encode())
+    with logged_in(database, leader, None) as source, pytest.raises(PostgresError, match="airflow-outbox grant"):
+        await wait(Listener(source), leader.stash())
 
 
 async def test_a_lost_connection_is_made_anew(database: str, leader: Leader) -> None:
