@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -12,7 +15,7 @@ from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.names import OutboxName
 from airflow_outbox.parked import ParkedTable, Why
 from airflow_outbox.records import Snapshot
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.schema import Role, grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
 
 NAME = OutboxName.parse("outbox")
@@ -75,3 +78,16 @@ class Leader:
     def close(self) -> None:
         self.table.close()
         self.connection.close()
+
+
+@contextmanager
+def logged_in(database: str, connection: psycopg.Connection[Any], kind: Role | None) -> Iterator[str]:
+    """A connection string of a role of this kind; with None of one that is granted nothing."""
+    role = f"test_{uuid4().hex[:8]}"
+    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    try:
+        for statement in grant_statements(connection, NAME, kind, role) if kind else ():
+            connection.execute(statement.encode())
+        yield psycopg.conninfo.make_conninfo(database, user=role, password="secret")
+    finally:
+        connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

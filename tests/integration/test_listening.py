@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing
 from pathlib import Path
 from statistics import median
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
 from harvesting import BUSY
-from leading import NAME, Leader
+from leading import NAME, Leader, logged_in
 from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
@@ -22,7 +21,7 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
 from airflow_outbox.listening import Listener, listener
 from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import Role, grant_statements
+from airflow_outbox.schema import Role
 from airflow_outbox.tickets import TicketState, TicketStatus
 
 
@@ -30,19 +29,6 @@ from airflow_outbox.tickets import TicketState, TicketStatus
 def leader(database: str) -> Iterator[Leader]:
     with closing(Leader(database)) as leader:
         yield leader
-
-
-@contextmanager
-def logged_in(database: str, leader: Leader, kind: Role | None) -> Iterator[str]:
-    """A connection string of a role of this kind; with None of one that is granted nothing."""
-    role = f"test_{uuid4().hex[:8]}"
-    leader.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
-    try:
-        for statement in grant_statements(leader.connection, NAME, kind, role) if kind else ():
-            leader.connection.execute(statement.encode())
-        yield psycopg.conninfo.make_conninfo(database, user=role, password="secret")
-    finally:
-        leader.connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 async def wait(listening: Listener, ticket: Ticket, found: list[TicketStatus] | None = None) -> TicketStatus:
@@ -129,7 +115,7 @@ async def test_it_says_how_many_records_are_left(
     monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.5)
     ticket = leader.stash(7)
     found: list[TicketStatus] = []
-    with logged_in(database, leader, role) as source:
+    with logged_in(database, leader.connection, role) as source:
         waiting = asyncio.create_task(wait(Listener(source), ticket, found))
         async with asyncio.timeout(10):
             while not any(status.left for status in found):
@@ -185,7 +171,10 @@ async def test_a_new_incarnation_refuses_who_waits(database: str, leader: Leader
 
 
 async def test_a_role_that_may_nothing_is_told(database: str, leader: Leader) -> None:
-    with logged_in(database, leader, None) as source, pytest.raises(PostgresError, match="airflow-outbox grant"):
+    with (
+        logged_in(database, leader.connection, None) as source,
+        pytest.raises(PostgresError, match="airflow-outbox grant"),
+    ):
         await wait(Listener(source), leader.stash())
 
 

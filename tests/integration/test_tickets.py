@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,6 +16,7 @@ import psycopg
 import pytest
 import yaml
 from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
+from leading import logged_in
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
 from airflow_outbox.connection import connect
@@ -29,7 +32,7 @@ from airflow_outbox.errors import (
 from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Snapshot
-from airflow_outbox.schema import ROLES, grant_statements, init_outbox
+from airflow_outbox.schema import ROLES, init_outbox
 from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketState, ticket_status
 
@@ -176,32 +179,17 @@ def test_harvested_at_least_once_nobody_knows(database: str, connection: psycopg
 @pytest.mark.parametrize("role", ROLES)
 def test_whoever_may_do_anything_may_ask(database: str, connection: psycopg.Connection[Any], role: Any) -> None:
     ticket = stashed(connection)
-    grantee = f"asks_{uuid4().hex[:8]}"
-    connection.execute(f"CREATE ROLE {grantee}".encode())
-    try:
-        for statement in grant_statements(connection, NAME, role, grantee):
-            connection.execute(statement.encode())
-        connection.execute(f"SET ROLE {grantee}".encode())
-        assert ticket_status(connection, ticket).left == 3
-        with closing(psycopg.connect(database, autocommit=True)) as other:
-            publish(database, other)
-        assert published(connection, ticket)
-    finally:
-        connection.execute("RESET ROLE")
-        connection.execute(f"DROP OWNED BY {grantee}; DROP ROLE {grantee}".encode())
+    with logged_in(database, connection, role) as source, psycopg.connect(source) as asking:
+        assert ticket_status(asking, ticket).left == 3
+        publish(database, connection)
+        assert published(asking, ticket)
 
 
-def test_who_may_nothing_is_told_what_is_needed(connection: psycopg.Connection[Any]) -> None:
+def test_who_may_nothing_is_told_what_is_needed(database: str, connection: psycopg.Connection[Any]) -> None:
     ticket = stashed(connection)
-    grantee = f"asks_{uuid4().hex[:8]}"
-    connection.execute(f"CREATE ROLE {grantee}".encode())
-    try:
-        connection.execute(f"SET ROLE {grantee}".encode())
-        with pytest.raises(PostgresError, match="airflow-outbox grant"):
-            published(connection, ticket)
-    finally:
-        connection.execute("RESET ROLE")
-        connection.execute(f"DROP ROLE {grantee}".encode())
+    grant = pytest.raises(PostgresError, match="airflow-outbox grant")
+    with logged_in(database, connection, None) as source, psycopg.connect(source) as asking, grant:
+        published(asking, ticket)
 
 
 def test_a_count_that_takes_too_long_is_done_without(database: str, connection: psycopg.Connection[Any]) -> None:
@@ -214,18 +202,45 @@ def test_a_count_that_takes_too_long_is_done_without(database: str, connection: 
         assert not published(asking, ticket), "the caller's transaction goes on"
 
 
-def test_the_view_tells_in_sql(database: str, connection: psycopg.Connection[Any]) -> None:
-    ticket = stashed(connection)
-    asked = """
-        SELECT pg_xact_status(%(id)s::text::xid8) = 'committed'
-           AND coalesce(bool_and(pg_visible_in_snapshot(%(id)s::text::xid8, watermark)), false)
-        FROM outbox_published
-    """
-    values = {"id": str(ticket.transaction_id)}
-    assert connection.execute(asked, values).fetchall() == [(False,)]
+def test_the_sql_on_the_page_tells(database: str, connection: psycopg.Connection[Any]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "published.md").read_text("utf-8")
+    [recipe] = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+    def says(ticket: Ticket) -> bool:
+        with logged_in(database, connection, "stash") as source, psycopg.connect(source) as asking:
+            [[answer]] = asking.execute(recipe.replace("0b6d…/1/84217", str(ticket)).encode()).fetchall()
+        return bool(answer)
+
+    with connection.transaction():
+        undone = stash(connection, RECORDS)
+        raise psycopg.Rollback
+    ticket, parked = stashed(connection), stashed(connection)
+    assert not says(ticket), "nothing is published yet"
     publish(database, connection)
-    assert connection.execute(asked, values).fetchall() == [(True,)]
+    assert says(ticket)
     assert connection.execute("SELECT batch, topics FROM outbox_published").fetchall() == [(7, {"t": 3})]
+    never = {
+        "rolled back": undone,
+        "another outbox": replace(ticket, outbox_id=uuid4()),
+        "another incarnation": replace(ticket, incarnation=2),
+        "another incarnation, ahead": replace(ticket, incarnation=2, transaction_id=ticket.transaction_id + 10**6),
+        "ahead": replace(ticket, transaction_id=ticket.transaction_id + 10**6),
+        "forgotten": replace(ticket, transaction_id=3),
+    }
+    assert {why: says(each) for why, each in never.items()} == dict.fromkeys(never, False)
+    connection.execute(
+        "INSERT INTO outbox_parked (id, kafka_topic, kafka_key, transaction_id, create_time, incarnation,"
+        " kafka_header_keys, kafka_header_values)"
+        " VALUES (1, 't', 'k', %s::text::xid8, now(), 1, ARRAY[]::text[], ARRAY[]::text[])",
+        [str(parked.transaction_id)],
+    )
+    assert (says(parked), says(ticket)) == (False, True)
+    connection.execute("UPDATE outbox_parked SET incarnation = 2")
+    assert says(parked), "that is another transaction's record"
+    connection.execute(
+        "INSERT INTO outbox_leader (shard, outbox_id, schema_version) SELECT 1, outbox_id, 3 FROM outbox_leader"
+    )
+    assert not says(ticket), "a shard without a watermark has published nothing"
 
 
 # With a real harvester
