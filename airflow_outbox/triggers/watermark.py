@@ -38,6 +38,8 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
     or after a triggerer's death, covers what was published meanwhile. What the last ten seconds before a death had
     told, it may tell again. The very first event counts all that was published in this incarnation.
 
+    An outbox that is harvested at least once has no watermark, and there are no events; the log says so.
+
     `topics` are those to tell of (None: all); `asset` is the asset's URI, so that each asset has a trigger of its own.
     """
 
@@ -56,6 +58,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         self.outbox = outbox
         self.topics = None if topics is None else list(topics)
         self.asset = asset
+        self._delivery: str | None = None
         self._told: Position | None = None
         self._unstored: deque[tuple[float, Position]] = deque()
 
@@ -89,8 +92,24 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         listening = listener(await asyncio.to_thread(hook.data_source))
         async with aclosing(listening.accounts(OutboxName.parse(self.outbox))) as accounts:
             async for account in accounts:
+                self._tell_of_delivery(account.watermarks.delivery)
                 if (payload := await self._news(account)) is not None:
                     yield payload
+
+    def _tell_of_delivery(self, delivery: str | None) -> None:
+        """Say in the log, once, that there is nothing to tell the asset, and once when there is again."""
+        if delivery == self._delivery:
+            return
+        if delivery == "at_least_once":
+            self.log.warning(
+                "asset %s gets no events: outbox %s is harvested at least once, and then nobody knows which "
+                "transactions are published. Set `delivery: exactly_once`",
+                self.asset,
+                self.outbox,
+            )
+        elif self._delivery == "at_least_once":
+            self.log.info("asset %s gets events: outbox %s is harvested exactly once now", self.asset, self.outbox)
+        self._delivery = delivery
 
     async def _news(self, account: Account) -> dict[str, Any] | None:
         now, store = Position.of(account, self.topics), self.asset_state_store

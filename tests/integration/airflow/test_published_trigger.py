@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import Ticket
 from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.fence import Witness
 from airflow_outbox.listening import MOST_STATEMENTS
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
+from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
 
 BLOCKED = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
@@ -121,6 +123,23 @@ async def test_a_connection_that_is_lost_once_the_batch_is_out_is_made_anew(lead
         assert not waiting.done()
     async with asyncio.timeout(10):
         assert await waiting == {"status": "published", "ticket": str(ticket)}
+
+
+async def test_that_there_is_nothing_to_tell_an_asset_is_said_once(
+    leader: Leader, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leader.table.begin(leader.view, delivery="at_least_once", witness=Witness())
+    async with aclosing(OutboxWatermarkTrigger(asset="kafka://k/t").run()) as events:
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(2.5)
+        said = "".join(capfd.readouterr())
+        assert said.count("asset kafka://k/t gets no events: outbox outbox is harvested at least once") == 1
+        assert not waiting.done()
+        leader.table.begin(leader.view, delivery="exactly_once", witness=Witness())
+        leader.beat(topics={"t": 1})
+        async with asyncio.timeout(10):
+            assert (await waiting).payload["topics"] == {"t": 1}
+    assert "asset kafka://k/t gets events" in "".join(capfd.readouterr())
 
 
 async def test_a_thousand_triggers_cost_less_than_twenty_statements_a_second(
