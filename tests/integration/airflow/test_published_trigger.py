@@ -131,7 +131,7 @@ async def test_that_there_is_nothing_to_tell_an_asset_is_said_once(
     leader.table.begin(leader.view, delivery="at_least_once", witness=Witness())
     async with aclosing(OutboxWatermarkTrigger(asset="kafka://k/t").run()) as events:
         waiting = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.7)
         said = "".join(capfd.readouterr())
         assert said.count("asset kafka://k/t gets no events: outbox outbox is harvested at least once") == 1
         assert not waiting.done()
