@@ -418,4 +418,5 @@ FROM pg_class WHERE oid = to_regclass(%(table)s)
 ALTER TABLE {outbox} ADD COLUMN transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id();
 CREATE INDEX ON {outbox} (transaction_id);
 ALTER TABLE {parked} ADD COLUMN IF NOT EXISTS transaction_id XID8;
+CREATE INDEX ON {parked} (transaction_id);
 ALTER TABLE IF EXISTS {archive} ADD COLUMN IF NOT EXISTS transaction_id XID8

@@ -68,6 +68,26 @@ def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psy
     assert OutboxTable(connection, old).identity().incarnation == 1
 
 
+def parked_indexes(connection: psycopg.Connection[Any], schema: str) -> set[str]:
+    rows = connection.execute(
+        "SELECT replace(indexdef, schemaname || '.', '') FROM pg_indexes"
+        " WHERE schemaname = %(schema)s AND tablename = 'outbox_parked'",
+        {"schema": schema},
+    )
+    return {definition for (definition,) in rows}
+
+
+def test_version_3_gets_the_newest_indexes(connection: psycopg.Connection[Any]) -> None:
+    for schema in ("old", "new"):
+        connection.execute(f"CREATE SCHEMA {schema}".encode())
+        init_outbox(connection, OutboxName.parse(f"{schema}.outbox"))
+    connection.execute("DROP INDEX old.outbox_parked_transaction_id_idx")
+    connection.execute("UPDATE old.outbox_leader SET schema_version = 3")
+    assert parked_indexes(connection, "old") != parked_indexes(connection, "new")
+    init_outbox(connection, OutboxName.parse("old.outbox"))
+    assert parked_indexes(connection, "old") == parked_indexes(connection, "new")
+
+
 def test_our_column_comes_to_goharvests_table_only_when_asked_for(connection: psycopg.Connection[Any]) -> None:
     name = OutboxName.parse("outbox")
     connection.execute(GOHARVEST_TABLE.format("outbox"))
