@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,12 +22,15 @@ from airflow_outbox.spark.options import INLINE_BYTES, CommitId, WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows, sweep
 from airflow_outbox.spark.writer import AttemptMessage, abandon, commit_attempts, planned, write_attempt
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class BatchWriter(DataSourceArrowWriter):
     """Writes once; `is_done` when an earlier try of the same id has committed, and nothing is left to do.
 
-    `wrote` is a file that this driver makes when it has committed under the id that its session has for it.
+    `wrote` is a file that this driver makes when it has written, or found written, under the id that its session has
+    for it: that id is used up then.
     """
 
     run: Run
@@ -42,11 +46,19 @@ class BatchWriter(DataSourceArrowWriter):
         return write_attempt(iterator, run=self.run, layout=self.layout, options=self.options, inline_bytes=limit)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if self.is_done:
+        if self.is_done or commit_attempts(messages, run=self.run, layout=self.layout, options=self.options).earlier:
+            commit_id = self.run.commit_id
+            log.warning("%s, version %d, is committed already: nothing more is", commit_id.app_id, commit_id.version)
+        self._note()
+
+    def _note(self) -> None:
+        """Let the next write under the session's id be an error, also one that has been planned meanwhile."""
+        if self.wrote is None:
             return
-        commit_attempts(messages, run=self.run, layout=self.layout, options=self.options)
-        if self.wrote is not None:
-            self.wrote.touch()
+        try:
+            self.wrote.touch(exist_ok=False)
+        except FileExistsError:
+            raise _used_up(self.run.commit_id) from None
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if not self.is_done:
@@ -64,9 +76,14 @@ def batch_writer(schema: StructType, options: WriteOptions, *, wrote: Path | Non
         run = Run(options.outbox, plan.schema, secrets.token_hex(4), commit_id, is_stream=False)
         is_done = find_commit(connection, options.outbox, commit_id) is not None
         if is_done and wrote is not None and wrote.exists():
-            raise JobError(
-                f"the job has written already, and its id, {commit_id.app_id}, commits once. Write all in one, or give "
-                "the second write an option txnAppId of its own"
-            )
+            raise _used_up(commit_id)
         sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)
     return BatchWriter(run, plan.layout, options, is_done, wrote)
+
+
+def _used_up(commit_id: CommitId) -> JobError:
+    return JobError(
+        f"the job writes a second time, and its id, {commit_id.app_id}, commits once: one of the writes would be lost. "
+        "Write all in one, or give the second write an option txnAppId of its own with the run's id in it, such as "
+        f"{commit_id.app_id}/2; one that is the same in each run is skipped in the next one"
+    )
