@@ -18,6 +18,8 @@ from airflow_outbox.spark.staging import Run, StagedRows
 from airflow_outbox.spark.stashing import Statements, stash_rows, stash_text
 from airflow_outbox.sql import statements
 
+_NEW_CHECKPOINT = "give the query a new checkpointLocation, and let its source begin behind what is committed"
+
 
 @dataclass(frozen=True, slots=True)
 class JobCommit:
@@ -28,16 +30,11 @@ class JobCommit:
     earlier: bool
 
 
-def find_commit(
-    connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId, *, is_stream: bool = False
-) -> JobCommit | None:
-    """What has been committed under an id, if anything; of a stream, under a later one, too.
-
-    Raises PostgresError, OutboxMissingError.
-    """
-    text = statements("spark.sql")["committed_epoch"] if is_stream else statements("queries.sql")["earlier_commit"]
+def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId) -> JobCommit | None:
+    """What has been committed under an id, if anything. Raises PostgresError, OutboxMissingError."""
+    query = render(statements("queries.sql")["earlier_commit"], outbox)
     with translated(outbox):
-        row = connection.execute(render(text, outbox), asdict(commit_id)).fetchone()
+        row = connection.execute(query, asdict(commit_id)).fetchone()
     if row is None:
         return None
     transaction_id, records, outbox_id, incarnation = row
@@ -63,7 +60,11 @@ class Commit:
         with translated(outbox), self.connection.transaction():
             at.execute("begin_commit")
             at.execute("claim_commit", asdict(commit_id))
-            if (earlier := self._find()) is not None:
+            if self.run.is_stream:
+                self._require_newest(at)
+            if (earlier := find_commit(self.connection, outbox, commit_id)) is not None:
+                if self.run.is_stream:
+                    self._require_same(earlier, staged)
                 return earlier
             if self.layout.is_text:
                 count = stash_text(at, self.layout, staged)
@@ -72,10 +73,27 @@ class Commit:
             entry = {**asdict(commit_id), "records": count}
             text = statements("queries.sql")["commit_once"]
             entered = self.connection.execute(render(text, outbox), entry).fetchone()
-            committed = self._find()
+            committed = find_commit(self.connection, outbox, commit_id)
             if entered is None or committed is None:
                 raise JobError(f"{commit_id} is entered by another writer; nothing was committed. Use another id")
         return replace(committed, earlier=False)
 
-    def _find(self) -> JobCommit | None:
-        return find_commit(self.connection, self.run.outbox, self.run.commit_id, is_stream=self.run.is_stream)
+    def _require_newest(self, at: Statements) -> None:
+        app_id, version = self.run.commit_id.app_id, self.run.commit_id.version
+        [(later,)] = at.execute("later_epoch", asdict(self.run.commit_id)).fetchall()
+        if later is not None:
+            raise JobError(
+                f"{app_id}: batch {version} comes after batch {later} was committed; nothing was committed now. The "
+                "checkpoint is older than the commits, as a restored copy is, or two queries use it. Bring back the "
+                f"newest one, or {_NEW_CHECKPOINT}"
+            )
+
+    def _require_same(self, earlier: JobCommit, staged: Sequence[StagedRows]) -> None:
+        app_id, version = self.run.commit_id.app_id, self.run.commit_id.version
+        count = sum(rows.count for rows in staged)
+        if count != earlier.records:
+            raise JobError(
+                f"{app_id}: batch {version} was committed with {earlier.records} records and comes with {count} now; "
+                "nothing was committed now. The job or its source has changed, or the checkpoint is a restored copy. "
+                f"Run this batch once as it was, or {_NEW_CHECKPOINT}"
+            )

@@ -48,13 +48,9 @@ SELECT set_config('synchronous_commit', 'on', true), set_config('lock_timeout', 
 -- no entry may say that the events were stashed.
 SELECT pg_advisory_xact_lock(hashtextextended(%(app_id)s::text, %(version)s::bigint))
 
--- committed_epoch --
--- What a stream has committed under this batch id or a later one, with the parts of its ticket: a stream's batches come in order.
-SELECT transaction_id::text, records, outbox_id, incarnation
-FROM {commits} CROSS JOIN {leader}
-WHERE app_id = %(app_id)s AND version >= %(version)s AND shard = 0
-ORDER BY version
-LIMIT 1
+-- later_epoch --
+-- The newest batch of a stream behind this one, if any: a stream's batches come in order.
+SELECT max(version) FROM {commits} WHERE app_id = %(app_id)s AND version > %(version)s
 
 -- staged_text --
 -- The next pieces, some MiB at a time.

@@ -75,20 +75,40 @@ def test_a_query_that_starts_again_goes_on(shop: Shop, source: DataFrame, orders
     assert shop.counts()[0] == 2 * RECORDS
 
 
-@pytest.mark.parametrize("forgotten", [1, 2])
-def test_batches_that_spark_forgot_are_not_written_again(
-    shop: Shop, source: DataFrame, tmp_path: Path, forgotten: int
-) -> None:
-    """As when a driver dies between Postgres' commit and the checkpoint's, or when a checkpoint is restored."""
+def forget(checkpoint: Path, batch: int, *logs: str) -> None:
+    for log in logs:
+        (checkpoint / log / str(batch)).unlink()
+        (checkpoint / log / f".{batch}.crc").unlink(missing_ok=True)
+
+
+def test_a_batch_that_spark_forgot_is_not_written_again(shop: Shop, source: DataFrame, tmp_path: Path) -> None:
+    """As when a driver dies between Postgres' commit and the checkpoint's."""
     run(shop, source, tmp_path / "checkpoint")
     shop.connection.execute("DELETE FROM outbox_commits WHERE version < 2")  # old entries are not needed
-    for batch in range(FILES - forgotten, FILES):
-        for log in ("commits", "offsets") if batch > FILES - forgotten else ("commits",):
-            (tmp_path / "checkpoint" / log / str(batch)).unlink()
-            (tmp_path / "checkpoint" / log / f".{batch}.crc").unlink(missing_ok=True)
+    forget(tmp_path / "checkpoint", 2, "commits")
     query = run(shop, source, tmp_path / "checkpoint")
-    assert len(query.recentProgress) >= forgotten
+    assert [progress.batchId for progress in query.recentProgress if progress.numInputRows] == [2]
     assert shop.counts()[0] == RECORDS
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["by a batch", "within a batch"])
+def test_a_checkpoint_that_is_older_than_the_commits_is_an_error(
+    shop: Shop, source: DataFrame, tmp_path: Path, older: bool
+) -> None:
+    """Else new rows would have the numbers of batches that are committed, and be skipped."""
+    run(shop, source, tmp_path / "checkpoint")
+    if older:
+        forget(tmp_path / "checkpoint", 2, "commits", "offsets")
+        forget(tmp_path / "checkpoint", 1, "commits")
+        message = r"spark-stream/[-0-9a-f]+: batch 1 comes after batch 2 was committed; nothing was committed now"
+    else:
+        forget(tmp_path / "checkpoint", 2, "commits")
+        source = source.where("number <> 999")
+        [(_, _, count)] = commits(shop)[2:]
+        message = f": batch 2 was committed with {count} records and comes with {count - 1} now; nothing was committed"
+    with pytest.raises(StreamingQueryException, match=message):
+        run(shop, source, tmp_path / "checkpoint")
+    assert (shop.counts()[0], len(commits(shop))) == (RECORDS, FILES)
 
 
 def test_a_batch_that_fails_is_written_when_it_can_be(shop: Shop, source: DataFrame, tmp_path: Path) -> None:
