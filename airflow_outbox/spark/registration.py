@@ -31,28 +31,28 @@ def register(session: SparkSession, *, options: Mapping[str, str] | None = None)
     Spark's, which its UI would show: give a url with a password here. They hold for later calls without any, too.
 
     What `OutboxSparkSubmitOperator` has passed to the job becomes the default of the options `url`, `dbtable`,
-    `txnAppId` and `txnVersion` in the same way.
+    `txnAppId` and `txnVersion` in the same way, but for those that `options` name; a version belongs to its id.
 
     Raises ConfigurationError when the data source was passed to the job and can't be read.
     """
-    source = OutboxDataSource
     if options is not None:
         _given.clear()
-        _given.update(options)
-    if _given:
-        source = _with_defaults(dict(_given))
-    elif file := session.conf.get(settings.DATA_SOURCE_FILE, None):
-        defaults = {"url": _data_source(file)}
-        for option, setting in (
-            ("dbtable", settings.OUTBOX_TABLE),
-            ("txnAppId", settings.APP_ID),
-            ("txnVersion", settings.VERSION),
-        ):
-            if value := session.conf.get(setting, None):
-                defaults[option] = value
-        source = _with_defaults(defaults)
-    session.dataSource.register(source)
+        _given.update({name.lower(): value for name, value in options.items()})
+    defaults = _passed(session) | _given
+    session.dataSource.register(_with_defaults(defaults) if defaults else OutboxDataSource)
     _activate(session)
+
+
+def _passed(session: SparkSession) -> dict[str, str]:
+    """What the operator has passed, without what `_given` has instead."""
+    asked = {"dbtable": settings.OUTBOX_TABLE, "txnappid": settings.APP_ID, "txnversion": settings.VERSION}
+    if "txnappid" in _given:
+        del asked["txnversion"]
+    passed = {option: value for option, name in asked.items() if (value := session.conf.get(name, None))}
+    file = session.conf.get(settings.DATA_SOURCE_FILE, None)
+    if file and "url" not in _given:
+        passed["url"] = _data_source(file)
+    return passed
 
 
 def _with_defaults(defaults: dict[str, str]) -> type[OutboxDataSource]:
