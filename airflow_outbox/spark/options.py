@@ -88,6 +88,7 @@ def read_options(options: Mapping[str, str]) -> WriteOptions:
         )
     if "topic" in given and not is_legal_topic(given["topic"]):
         raise ConfigurationError(f"option topic: {given['topic']!r} {TOPIC_RULE}")
+    ttl = _whole(given, "stagingTtlSeconds", least=1)
     return WriteOptions(
         data_source=_data_source(given["url"], user=given.get("user"), password=given.get("password")),
         outbox=OutboxName.parse(given.get("dbtable", "outbox")),
@@ -99,7 +100,7 @@ def read_options(options: Mapping[str, str]) -> WriteOptions:
         commit_sql=given.get("commitSql") or None,
         commit_id=_commit_id(given),
         inline_bytes=_whole(given, "inlineBytes"),
-        staging_ttl_seconds=_whole(given, "stagingTtlSeconds") or STAGING_TTL_SECONDS,
+        staging_ttl_seconds=STAGING_TTL_SECONDS if ttl is None else ttl,
     )
 
 
@@ -136,15 +137,15 @@ def _commit_id(given: Mapping[str, str]) -> CommitId | None:
     return None
 
 
-def _whole(given: Mapping[str, str], name: str) -> int | None:
+def _whole(given: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
     if name not in given:
         return None
     try:
         number = int(given[name])
     except ValueError:
-        number = -1
-    if number < 0:
-        raise ConfigurationError(f"option {name} is {given[name]!r}. Give a whole number, 0 or more")
+        number = least - 1
+    if number < least:
+        raise ConfigurationError(f"option {name} is {given[name]!r}. Give a whole number, {least} or more")
     return number
 
 

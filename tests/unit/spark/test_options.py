@@ -36,7 +36,8 @@ def test_names_have_no_case_and_values_are_read() -> None:
     assert str(options.outbox) == '"shop"."events"'
     assert options.commit_id == CommitId("job", 7)
     assert options.headers == (("a", "1"), ("b", "2"))
-    assert (options.partition, options.inline_bytes) == (0, 0)
+    assert (options.partition, options.inline_bytes, options.staging_ttl_seconds) == (0, 0, 86_400)
+    assert read_options({**URL, "stagingttlseconds": "1"}).staging_ttl_seconds == 1
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,8 @@ def test_columns_to_order_by(text: str, columns: tuple[str, ...]) -> None:
         ({**URL, "txnVersion": "1"}, "option txnVersion needs txnAppId"),
         ({**URL, "txnAppId": ""}, "option txnAppId is empty"),
         ({**URL, "txnAppId": "a", "txnVersion": "-1"}, "option txnVersion is '-1'. Give a whole number"),
+        ({**URL, "stagingTtlSeconds": "0"}, "option stagingTtlSeconds is '0'. Give a whole number, 1 or more"),
+        ({**URL, "inlineBytes": "-1"}, "option inlineBytes is '-1'. Give a whole number, 0 or more"),
         ({**URL, "partition": "x"}, "option partition is 'x'. Give a whole number"),
         ({**URL, "headers": '["a"]'}, "option headers: give a JSON object of texts"),
         ({**URL, "headers": '{"a": 1}'}, "option headers: give a JSON object of texts"),
