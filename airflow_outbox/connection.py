@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from airflow_outbox.errors import (
+    LoginRefusedError,
     OutboxError,
     OutboxMissingError,
     PostgresError,
@@ -21,6 +23,12 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
 
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
+# While a connection is made libpq keeps the SQLSTATE to itself. A server that speaks another language than English is
+# taken for one that can't be reached.
+_REFUSED = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects|not permitted to log in"
+    r'|(role|database) ".*" does not exist'
+)
 KEEP_ALIVE = {
     "connect_timeout": 5,
     "keepalives_idle": 2,
@@ -74,6 +82,10 @@ def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psyco
         if not is_pooled:
             connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
     except psycopg.Error as error:
+        if _REFUSED.search(str(error)):
+            raise LoginRefusedError(
+                f"Postgres refuses the login: {_reason(error)}. Check the data source's user, password and database"
+            ) from error
         raise PostgresUnreachableError(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
         ) from error

@@ -83,6 +83,10 @@ class PostgresUnreachableError(PostgresError):
     """Postgres could not be reached, or went away. Check the data source, and that the server is up."""
 
 
+class LoginRefusedError(PostgresUnreachableError):
+    """Postgres refused the login. Check the data source's user, password and database."""
+
+
 class KafkaError(OutboxError):
     """Kafka refused or could not be reached. Check bootstrap.servers, the credentials and the broker's log."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from airflow_outbox.errors import PostgresUnreachableError
+from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ def patiently(attempt: Callable[[], T]) -> T:
     while True:
         try:
             return attempt()
+        except LoginRefusedError:
+            raise
         except PostgresUnreachableError as error:
             if time.monotonic() > deadline:
                 raise

@@ -1,0 +1,66 @@
+"""A Postgres that refuses a login is told from one that can't be reached: only the latter is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_outbox.connection import connect
+from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
+from airflow_outbox.spark import patience
+
+
+@pytest.fixture
+def role(database: str) -> Iterator[str]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        name = f"{connection.info.dbname}_login"
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'right'".encode())
+        yield name
+        connection.execute(f"DROP ROLE {name}".encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"password": "wrong"}, 'password authentication failed for user "'),
+        ({}, "no password supplied"),
+        ({"user": "nobody", "password": "right"}, 'password authentication failed for user "nobody"'),
+        ({"dbname": "nothing", "password": "right"}, 'database "nothing" does not exist'),
+    ],
+    ids=["password", "no password", "user", "database"],
+)
+def test_a_refusal_is_final(
+    database: str, role: str, given: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data_source = make_conninfo(database, **{"user": role, **given})
+    with pytest.raises(LoginRefusedError) as failure:
+        patience.patiently(lambda: connect(data_source, purpose="test"))
+    assert str(failure.value).startswith("Postgres refuses the login: ")
+    assert message in str(failure.value)
+    assert "right" not in str(failure.value)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("obstacle", ["nobody listens", "no connection is left"])
+def test_what_may_pass_is_waited_for(
+    database: str,
+    role: str,
+    obstacle: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "_PAUSE_SECONDS", 0.01)
+    data_source = make_conninfo(database, user=role, password="right")
+    if obstacle == "nobody listens":
+        data_source = make_conninfo(data_source, port=1)
+    else:
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
+    with pytest.raises(PostgresUnreachableError) as failure:
+        patience.patiently(lambda: connect(data_source, purpose="test"))
+    assert not isinstance(failure.value, LoginRefusedError)
+    assert len(caplog.messages) > 1
