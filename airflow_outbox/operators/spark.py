@@ -53,7 +53,8 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
     are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`).
 
     Unless the master is local, this package is sent along (`--py-files`), so that driver and executors have the same
-    one; `ship_package=False` leaves it to you. They need psycopg and pyarrow beside it; Airflow they don't need.
+    one; `ship_package=False` leaves it to you. They need psycopg, pyarrow and numpy beside it; Airflow they don't
+    need.
 
     All else is as in SparkSubmitOperator, but for four things: a connection that is missing is an error, not YARN; a
     `spark-submit` that is not on PATH is looked for in the pyspark that is installed here; a local master runs the

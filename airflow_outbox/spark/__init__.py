@@ -9,7 +9,7 @@ A write is correct when a task of it, or the whole job, is tried again:
    whose id is entered already writes nothing; of two at once the second waits for the first.
 3. *Sweep.* The staging tables are dropped; what a dead run has left is dropped by a later one.
 
-Drivers and executors need psycopg, pyarrow and this package; none needs Airflow.
+Drivers and executors need psycopg, pyarrow, numpy and this package; none needs Airflow.
 """
 
 from __future__ import annotations

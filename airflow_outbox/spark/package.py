@@ -18,7 +18,7 @@ _FOUND_BY_SPARK = "pyspark_outbox"
 def packed(folder: Path) -> Path:
     """Write a zip of this package into a folder, as Python imports it and `--py-files` takes it.
 
-    It has no other packages in it: psycopg and pyarrow have to be where it is used.
+    It has no other packages in it: psycopg, pyarrow and numpy have to be where it is used.
     """
     path = folder / f"airflow_outbox-{__version__}.zip"
     package = files("airflow_outbox")

@@ -15,6 +15,9 @@ from hatchling.build import build_wheel
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 
+NOT_NEEDED = ("pandas", "confluent_kafka", "pydantic", "click", "rich", "yaml", "psutil")
+"""What docs/how-to/spark.md does not ask for, or for the audit only."""
+
 
 def test_a_job_that_registers_nothing(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
@@ -24,6 +27,8 @@ def test_a_job_that_registers_nothing(database: str, tmp_path: Path, monkeypatch
         with zipfile.ZipFile(tmp_path / build_wheel(str(tmp_path))) as wheel:
             wheel.extractall(installed)
         blocked = environment(tmp_path)["PYTHONPATH"].split(os.pathsep)[0]
+        for module in NOT_NEEDED:
+            Path(blocked, f"{module}.py").write_text(f"raise ImportError('{module} is not installed')")
         report, log = tmp_path / "report", tmp_path / "driver.log"
         path = os.pathsep.join([blocked, str(installed)])
         driver = start_job(tmp_path, "installed_job.py", log=log, path=path, url=database, report=str(report))
