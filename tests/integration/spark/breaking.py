@@ -5,10 +5,13 @@ The classes are made inside functions, so that Spark sends them to its workers w
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -71,3 +74,36 @@ def register_breaking(
             return Writer(plain.run, plain.layout, plain.options, plain.is_done, plain.wrote)
 
     session.dataSource.register(Breaking)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def first_attempt(fault: Fault) -> Fault:
+    """The fault, in the first attempt of each task only."""
+
+    def fail_at_first() -> None:
+        from pyspark import TaskContext
+
+        if TaskContext.get().attemptNumber() == 0:  # type: ignore[union-attr]
+            fault()
+
+    return fail_at_first
+
+
+def fail() -> None:
+    raise RuntimeError("this attempt fails")
+
+
+def end_sessions(url: str) -> Fault:
+    """Ends the sessions of all tasks, as a network that fails would."""
+
+    def end() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name = 'airflow-outbox spark task'"
+            )
+
+    return end

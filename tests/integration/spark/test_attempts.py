@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from typing import cast
 
 import psycopg
 import pytest
-from integration.spark.breaking import Fault, register_breaking
+from integration.spark.breaking import Fault, die, end_sessions, fail, first_attempt, register_breaking
 from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -28,39 +26,6 @@ from airflow_outbox.spark import register
 
 ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}
 WHOLE = (RECORDS, RECORDS, 1)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def first_attempt(fault: Fault) -> Fault:
-    """The fault, in the first attempt of each task only."""
-
-    def fail_at_first() -> None:
-        from pyspark import TaskContext
-
-        if TaskContext.get().attemptNumber() == 0:  # type: ignore[union-attr]
-            fault()
-
-    return fail_at_first
-
-
-def fail() -> None:
-    raise RuntimeError("this attempt fails")
-
-
-def end_sessions(url: str) -> Fault:
-    """Ends the sessions of all tasks, as a network that fails would."""
-
-    def end() -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name = 'airflow-outbox spark task'"
-            )
-
-    return end
 
 
 @pytest.mark.parametrize("fault", [fail, die], ids=["raises", "is killed"])

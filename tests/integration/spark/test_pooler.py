@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from integration.spark.breaking import end_sessions, first_attempt, register_breaking
 from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
 from pooler import Pooler
 from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +48,16 @@ def test_writes_of_one_id_at_once(pooled: Shop, orders: DataFrame, spark: SparkS
         for future in [threads.submit(write) for _ in range(2)]:
             future.result()
     pooled.write(orders, **ORDER)
+    assert pooled.counts() == (RECORDS, RECORDS, 1)
+    assert pooled.staging_tables() == []
+
+
+def test_sessions_that_end_amid_their_copy(pooled: Shop, orders: DataFrame, spark: SparkSession) -> None:
+    """Those of the pooler with Postgres, which the tasks lose in the middle of their transactions."""
+    register_breaking(spark, "breaking", amid_rows=first_attempt(end_sessions(pooled.connection.info.dsn)))
+    pooled.write(orders, source="breaking", **ORDER)
+    [(killed,)] = pooled.rows("SELECT sessions_killed FROM pg_stat_database WHERE datname = current_database()")
+    assert killed > 0
     assert pooled.counts() == (RECORDS, RECORDS, 1)
     assert pooled.staging_tables() == []
 
