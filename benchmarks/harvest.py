@@ -61,7 +61,7 @@ def main() -> None:
     shapes = [SHAPES[name] for name in given.shapes]
     results = []
     with Scene.started() as scene:
-        tell({"surroundings": surroundings(scene), "rows": given.rows, "rounds": given.rounds})
+        tell({"surroundings": surroundings(scene.postgres.dsn()), "rows": given.rows, "rounds": given.rounds})
         for contender in chosen:
             tell({"contender": contender.name, "settings": contender.settings, "timed_from": contender.timed_from})
         for missing in found:

@@ -49,7 +49,13 @@ def main() -> None:
     results: list[Result] = []
     idles: dict[str, float] = {}
     with Scene.started(idle.SETTINGS) as scene:
-        tell({"surroundings": surroundings(scene), "seconds": given.seconds, "transaction": given.transaction})
+        tell(
+            {
+                "surroundings": surroundings(scene.postgres.dsn()),
+                "seconds": given.seconds,
+                "transaction": given.transaction,
+            }
+        )
         for contender in found:
             if isinstance(contender, Absent):
                 say(f"not measured: {contender.name} because {contender.reason}")

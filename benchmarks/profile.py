@@ -44,7 +44,7 @@ def main() -> None:
     given = arguments().parse_args()
     shape = SHAPES[given.shape]
     with Scene.started() as scene:
-        tell({"surroundings": surroundings(scene), "rows": given.rows, "shape": shape.name})
+        tell({"surroundings": surroundings(scene.postgres.dsn()), "rows": given.rows, "shape": shape.name})
         say("warming up")
         measured(scene, Outbox("warm-up"), shape, rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE)
         say("without timers")

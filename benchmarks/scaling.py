@@ -137,7 +137,7 @@ def main() -> None:
     few = min(FEW_ROWS, rows)
     lines: list[Line] = []
     with Scene.started() as scene:
-        tell({"surroundings": surroundings(scene), "rows": rows, "rounds": rounds})
+        tell({"surroundings": surroundings(scene.postgres.dsn()), "rows": rows, "rounds": rounds})
         say("warming up")
         measured(scene, Backlogged("warm-up"), SHAPES["keys"], rows=few, number=0, patience=PATIENCE)
         parts = {

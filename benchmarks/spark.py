@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 import psycopg
+import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -35,11 +36,13 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.spark import register
+from benchmarks.peers.surroundings import surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.4"
 KEYS = 10_000
 PARTITIONS = 4
+PSQL = "psql copy"
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
 COLUMNS = "kafka_topic, kafka_key, kafka_value"
 
@@ -145,16 +148,17 @@ def run(bench: Bench, *, rounds: int, with_jdbc: bool) -> list[dict[str, Any]]:
     bench.make_text()
     if with_jdbc:
         paths["jdbc, reWriteBatchedInserts"] = bench.jdbc
-    paths = {"psql copy": bench.psql, **paths}
+    paths = {PSQL: bench.psql, **paths}
     taken: dict[str, list[tuple[float, float]]] = {path: [] for path in paths}
     for number in range(rounds):
         for path, write in paths.items():
             taken[path].append(bench.timed(write))
             say(f"round {number + 1}: {path}: {taken[path][-1][0]:.2f} s")
-    limit = statistics.median(seconds for seconds, _ in taken["psql copy"])
+    limit = statistics.median(seconds for seconds, _ in taken[PSQL])
     results = []
     for path, times in taken.items():
-        seconds = statistics.median(each for each, _ in times)
+        found = [seconds for seconds, _ in times]
+        seconds = statistics.median(found)
         results.append(
             {
                 "benchmark": "spark",
@@ -163,8 +167,10 @@ def run(bench: Bench, *, rounds: int, with_jdbc: bool) -> list[dict[str, Any]]:
                 "rounds": rounds,
                 "seconds": round(seconds, 3),
                 "rows_per_second": round(bench.rows / seconds),
+                "lowest": round(bench.rows / max(found)),
+                "highest": round(bench.rows / min(found)),
                 "of_psql_copy": round(limit / seconds, 3),
-                "peak_mib": round(max(mib for _, mib in times)),
+                "peak_mib": None if path == PSQL else round(max(mib for _, mib in times)),
             }
         )
     return results
@@ -194,6 +200,8 @@ def main() -> None:
         with EmbeddedPostgres(folder / "postgres", settings=SETTINGS) as server:
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
                 init_outbox(connection, OutboxName.parse("outbox"))
+            on = {"benchmark": "spark", "surroundings": surroundings(server.dsn()), "spark": pyspark.__version__}
+            print(json.dumps(on), flush=True)
             for rows in given.rows:
                 for result in run(Bench(folder, server, spark, rows), rounds=given.rounds, with_jdbc=not given.no_jdbc):
                     print(json.dumps(result), flush=True)

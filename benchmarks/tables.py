@@ -1,4 +1,4 @@
-"""Write the results of `./dev bench harvest` and `./dev bench latency` as the tables of docs/performance.md.
+"""Write the results of `./dev bench harvest`, `latency` and `spark` as the tables of docs/performance.md.
 
 Their lines of JSON are read from files, or from stdin. Figures that were taken while the rest of the machine was busy
 are marked: then they say little.
@@ -31,18 +31,13 @@ def main() -> None:
 
 def tables(lines: Sequence[Line]) -> Iterator[str]:
     """The rows of all tables, with empty ones between."""
-    for name, written in (("harvest", _harvest), ("latency", _latency)):
+    for name, written in (("harvest", _harvest), ("latency", _latency), ("spark", _spark)):
         own = [line for line in lines if line["benchmark"] == name]
         if own:
             yield from written(own)
-            yield from _table(
-                ["target", "measured", "met"],
-                (
-                    [line["target"], str(line["measured"] if line["measured"] is not None else "–"), _met(line["met"])]
-                    for line in own
-                    if line.get("summary") == "target"
-                ),
-            )
+            targets = [line for line in own if line.get("summary") == "target"]
+            if targets:
+                yield from _table(["target", "measured", "met"], ([*_target(line)] for line in targets))
 
 
 def _harvest(lines: Sequence[Line]) -> Iterator[str]:
@@ -99,13 +94,33 @@ def _latency(lines: Sequence[Line]) -> Iterator[str]:
     )
 
 
+def _spark(lines: Sequence[Line]) -> Iterator[str]:
+    paths = [line for line in lines if "path" in line]
+    yield from _surroundings(lines)
+    for rows in _distinct(line["rows"] for line in paths):
+        own = [line for line in paths if line["rows"] == rows]
+        yield from _table(
+            [f"{rows:,} rows", "rows/s: median (lowest to highest)", "of `psql`'s `COPY`", "peak MiB"],
+            (
+                [
+                    line["path"],
+                    f"{line['rows_per_second']:,} ({line['lowest']:,} to {line['highest']:,})",
+                    f"{line['of_psql_copy']:.2f}",
+                    _most([line["peak_mib"]]),
+                ]
+                for line in own
+            ),
+        )
+
+
 def _surroundings(lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         if "surroundings" in line:
             on = line["surroundings"]
+            into = f"Spark {line['spark']}" if "spark" in line else f"Kafka {on['kafka']}"
             yield (
                 f"{on['date']}; {on['cores']} cores ({on['processor']}), {on['memory_gb']} GB; Python {on['python']}, "
-                f"Postgres {on['postgres']}, Kafka {on['kafka']}; load before: {on['load_before'][0]:g}"
+                f"Postgres {on['postgres']}, {into}; load before: {on['load_before'][0]:g}"
             )
     for line in lines:
         if "not_measured" in line:
@@ -137,6 +152,12 @@ def _rates(turns: Sequence[Line]) -> str:
         return _no_figure(turns)
     spread = f" ({min(rates):,} to {max(rates):,})" if len(rates) > 1 else ""
     return f"{round(statistics.median(rates)):,}{spread}{_mark(turns)}"
+
+
+def _target(line: Line) -> Iterator[str]:
+    yield line["target"]
+    yield str(line["measured"] if line["measured"] is not None else "–")
+    yield _met(line["met"])
 
 
 def _used(turns: Sequence[Line]) -> str:

@@ -12,12 +12,11 @@ import psycopg
 
 from airflow_outbox import __version__
 from airflow_outbox.demo.jars import KAFKA_VERSION
-from benchmarks.peers.scene import Scene
 
 
-def surroundings(scene: Scene) -> dict[str, Any]:
+def surroundings(data_source: str) -> dict[str, Any]:
     """The machine, the versions, the date, and how busy the machine was before (its load over one and five minutes)."""
-    with psycopg.connect(scene.postgres.dsn()) as connection:
+    with psycopg.connect(data_source) as connection:
         postgres = connection.info.parameter_status("server_version")
     return {
         "date": datetime.now(UTC).date().isoformat(),

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -15,6 +17,7 @@ import pytest
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
+from benchmarks import spark
 from benchmarks.peers import streams
 from benchmarks.peers.contender import Turn
 from benchmarks.peers.outbox import Outbox
@@ -152,6 +155,22 @@ def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
     assert "| at least once | none: of 1000 rows: 1 lost | – | – |" in rows
     assert "| bare loop | 0.90 (0.50 to 1.00) |" in rows
     assert "| exactly once (keys): at least 40 of goharvest (keys) | 20.0 | no |" in rows
+
+
+def test_the_table_of_what_spark_writes() -> None:
+    """Of the lines that the benchmark makes of these seconds; the first write warms up."""
+    seconds = {"psql": [1.0, 1.0], "outbox": [9.0, 2.0, 4.0], "ordered": [5.0, 5.0]}
+    writes = {name: partial(next, iter(times)) for name, times in seconds.items()}
+    bench: Any = SimpleNamespace(rows=1000, make_text=lambda: None, timed=lambda write: (write(), 100.4), **writes)
+    assert list(tables(spark.run(bench, rounds=2, with_jdbc=False))) == [
+        "",
+        "| 1,000 rows | rows/s: median (lowest to highest) | of `psql`'s `COPY` | peak MiB |",
+        "| --- | --- | --- | --- |",
+        "| psql copy | 1,000 (1,000 to 1,000) | 1.00 | – |",
+        "| outbox | 333 (250 to 500) | 0.33 | 100 |",
+        "| outbox, orderBy | 200 (200 to 200) | 0.20 | 100 |",
+        "",
+    ]
 
 
 def test_a_profile_has_all_stages_and_no_more_time_than_there_was(scene: Scene) -> None:
