@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from airflow_outbox.connection import is_gone, render
-from airflow_outbox.errors import JobError, StagingLostError
+from airflow_outbox.errors import JobError, PostgresUnreachableError, StagingLostError
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
@@ -63,7 +64,7 @@ def stash_text(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> 
         inline = [[(rows.count, b"".join(rows.inline))]] if rows.inline else []
         for group in inline if rows.table is None else _staged_text(at, rows.table):
             with at.connection.cursor() as cursor:
-                with cursor.copy(copy) as lines:
+                with _copying(cursor, copy, at) as lines:
                     for records, text in group:
                         there += records
                         lines.write(text)
@@ -71,6 +72,18 @@ def stash_text(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> 
     count = sum(rows.count for rows in staged)
     at.require_all(stashed=stashed, there=there, staged=count)
     return count
+
+
+@contextmanager
+def _copying(cursor: psycopg.Cursor[Any], copy: sql.Composed, at: Statements) -> Iterator[psycopg.Copy]:
+    try:
+        with cursor.copy(copy) as lines:
+            yield lines
+    except ValueError as error:
+        if not at.connection.closed:
+            raise
+        # psycopg expects one answer to a COPY's end. A pooler that has lost its server gives two.
+        raise PostgresUnreachableError(f"{at.run.outbox}: the connection was lost amid a COPY") from error
 
 
 def _staged_text(at: Statements, table: str) -> Iterator[list[tuple[int, bytes]]]:

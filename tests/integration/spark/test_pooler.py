@@ -62,6 +62,18 @@ def test_sessions_that_end_amid_their_copy(pooled: Shop, orders: DataFrame, spar
     assert pooled.staging_tables() == []
 
 
+def test_a_session_that_ends_amid_the_commits_copy(pooled: Shop, orders: DataFrame) -> None:
+    pooled.connection.execute(
+        "CREATE SEQUENCE tries;"
+        "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('tries') = 500 THEN"
+        " PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END $$;"
+        "CREATE TRIGGER cut BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION cut()"
+    )
+    pooled.write(orders, txnAppId="orders")
+    assert pooled.rows("SELECT last_value FROM tries") == [(500 + RECORDS,)]
+    assert pooled.counts() == (RECORDS, 0, 1)
+
+
 @pytest.mark.parametrize("inline_bytes", ["0", "1000000"], ids=["staged", "inline"])
 def test_many_writes_leave_nothing_in_the_sessions(pooled: Shop, orders: DataFrame, inline_bytes: str) -> None:
     for number in range(4):
