@@ -40,7 +40,8 @@ class Why:
 class ParkedTable:
     """The leader's statements, over one connection. Methods raise PostgresError, and those with a view FencedError.
 
-    `topic_causes` are the causes that park a topic as such; `archives` tells whether what was published is archived.
+    `topic_causes` are the causes that park a topic as such, `passing_causes` those that can pass; `archives` tells
+    whether what was published is archived.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ParkedTable:
         columns: Mapping[str, Column],
         *,
         topic_causes: Sequence[str],
+        passing_causes: Sequence[str],
         archives: bool,
     ) -> None:
         self._connection = connection
@@ -62,6 +64,7 @@ class ParkedTable:
             "transaction_id": sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
         }
         self._causes = list(topic_causes)
+        self._passing = [*topic_causes, *passing_causes]
 
     def lanes(self) -> tuple[dict[Lane, int], set[str]]:
         """How many records wait in each parked lane, and the topics that are parked as such."""
@@ -95,29 +98,24 @@ class ParkedTable:
             return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete records that were published, by number, or archive them; what can go on now is due."""
+        """Delete records that were published, by number, or archive them."""
         self._fenced_unless("unpark", view=view, numbers=list(numbers), batch=None)
 
     def note_refusals(self, view: UUID, refusals: Mapping[int, Why], others: Collection[int]) -> None:
         """Records were refused again, by number; they are tried again after longer and longer delays. `others` were
         tried with them, and wait for them.
         """
-        values = {"others": list(others), "longest_delay": _LONGEST_DELAY, **_columns(refusals)}
-        self._fenced_unless("note_refusals", view=view, **values)
+        values = {"others": list(others), "passing": self._passing, "longest_delay": _LONGEST_DELAY}
+        self._fenced_unless("note_refusals", view=view, **values, **_columns(refusals))
 
-    def discard_asked(self) -> bool:
-        """Whether operators have asked to discard any."""
+    def discard_requested(self, view: UUID) -> list[Lane]:
+        """Discard what operators have asked to discard; the lanes, once for each record."""
         with translated(self._name):
-            row = self._execute("discard_asked").fetchone()
-            return row is not None and bool(row[0])
+            return [(topic, key) for topic, key in self._execute("discard_requested", view=view)]
 
-    def discard_requested(self, view: UUID, *, whole_transactions: bool) -> list[Lane]:
-        """Discard what operators have asked to discard; the lanes, once for each record. What waited for them is due,
-        with the rest of their transactions, where those go out whole.
-        """
-        with translated(self._name):
-            rows = self._execute("discard_requested", view=view, whole=whole_transactions)
-            return [(topic, key) for topic, key in rows]
+    def release(self, view: UUID) -> None:
+        """What was not refused itself, and waits for nothing any more, is due."""
+        self._fenced_unless("release", view=view)
 
     def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
         return render(statements("parked.sql")[statement], self._name, **parts)

@@ -52,7 +52,9 @@ class Leader:
 
     def park(self, ticket: Ticket, records: int, reason: str = "refused") -> None:
         """Park the first records of a transaction, as such that Kafka has refused."""
-        parked = ParkedTable(self.own, NAME, read_columns(self.own, NAME), topic_causes=[], archives=False)
+        parked = ParkedTable(
+            self.own, NAME, read_columns(self.own, NAME), topic_causes=[], passing_causes=[], archives=False
+        )
         ids = self.connection.execute(
             "SELECT id FROM outbox WHERE transaction_id = %s::text::xid8 ORDER BY id LIMIT %s",
             [str(ticket.transaction_id), records],

@@ -92,7 +92,8 @@ class ExactlyOnceTerm(Term):
         self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
         self._due_records = limits.batch_records
-        self._discarding = False  # operators have asked for it
+        self._last_diversion = 0  # the batch in which something was diverted last
+        self._releasing: int | None = 0  # what may be free of its hold is released when this batch is settled
         self._attended = asyncio.Event()
         self._wake = asyncio.Event()
         self._committed = asyncio.Event()
@@ -212,11 +213,9 @@ class ExactlyOnceTerm(Term):
 
     async def _publish(self) -> None:
         while not self._stopping.is_set():
-            if len(self._unpurged) >= (1 if self._discarding else _MAX_UNPURGED):
+            if len(self._unpurged) >= _MAX_UNPURGED:
                 self._settled_some.clear()
                 await self._settled_some.wait()
-            elif self._discarding:
-                await self._discard()
             elif self._due:
                 rows, self._due = self._due, ()
                 await self._publish_parked(rows)
@@ -234,6 +233,8 @@ class ExactlyOnceTerm(Term):
         while (piece := await self._piece_for(batch)) is not None:
             refusals = await self._refusals(piece.rows)
             diversion = self._dividing.divert(piece.rows, refusals, too_large=piece.too_large)
+            if diversion:
+                self._last_diversion = self._ledger.next_batch
             await self._send(batch, diversion.published)
             batch.divert(piece, diversion)
         if not batch.may_end:
@@ -252,6 +253,8 @@ class ExactlyOnceTerm(Term):
         if retry.refused:
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
             self._caution.forget(retry.refused, parked=True)
+            if self._parked.admit(retry.passed):
+                self._release_after(self._last_diversion)
             report_retried(self._report, topics=Counter(), refused=retry.refused)
         published = retry.published[: self._caution.records if not self._atomic else None]
         if not published:
@@ -265,15 +268,11 @@ class ExactlyOnceTerm(Term):
         await self._send(batch, published, parked=True)
         await self._commit(batch)
         self._parked.gone((row[1], row[2]) for row in published)
+        self._release_after(self._ledger.published.batch)
         self._caution.succeeded()
 
-    async def _discard(self) -> None:
-        """Only when all that was diverted is parked, so that what waits for these records is found due."""
-        discarded = await self._table.discard_requested(self.view, whole_transactions=self._atomic)
-        self._parked.gone(discarded)
-        report_discarded(self._report, discarded)
-        self._discarding = False
-        self._attended.set()
+    def _release_after(self, batch: int) -> None:
+        self._releasing = max(batch, self._releasing or 0)
 
     async def _refusals(self, rows: Sequence[OutboxRow], *, parked: bool = False) -> Mapping[int, Refusal]:
         refusals = await self._log.examine(rows, again=parked)
@@ -360,12 +359,14 @@ class ExactlyOnceTerm(Term):
             await asyncio.sleep(ATTENDING_INTERVAL)
             if not self._parked or self.request.paused:
                 continue
+            if discarded := await self._table.discard_requested(self.view):
+                self._parked.gone(discarded)
+                self._release_after(self._last_diversion)
+                report_discarded(self._report, discarded)
+            if self._releasing is not None and self._ledger.settled.batch >= self._releasing:
+                self._releasing = None
+                await self._table.release(self.view)
             self._attended.clear()
-            if await self._table.discard_asked():
-                self._discarding = True
-                self._wake.set()
-                await self._attended.wait()
-                self._attended.clear()
             self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
             if self._due:
                 self._wake.set()

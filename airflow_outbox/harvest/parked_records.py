@@ -10,12 +10,20 @@ from airflow_outbox.parked import ParkedTable, Why
 from airflow_outbox.table import OutboxTable
 
 _TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
+_PASSING_CAUSES = [cause.value for cause in Cause if cause.can_pass]
 _FIRST_DELAY = 5.0
 
 
 def parked_table(table: OutboxTable) -> ParkedTable:
     """The parked records of an outbox, over the same connection."""
-    return ParkedTable(table.connection, table.name, table.columns, topic_causes=_TOPIC_CAUSES, archives=table.archives)
+    return ParkedTable(
+        table.connection,
+        table.name,
+        table.columns,
+        topic_causes=_TOPIC_CAUSES,
+        passing_causes=_PASSING_CAUSES,
+        archives=table.archives,
+    )
 
 
 def why(refusal: Refusal | None) -> Why:

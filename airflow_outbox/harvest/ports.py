@@ -128,22 +128,20 @@ class Table(Protocol):
         """How many parked records each of these transactions has, and the last one's number."""
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete parked records, by number. The next ones of their lanes are due, and those of other lanes of their
-        topics that have no reason of their own to wait. Raises FencedError.
-        """
+        """Delete parked records, by number. Raises FencedError."""
 
     async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
         """Note, by number, that parked records were refused again, and when to try again; `others`, which were tried
-        with them, are due no more: they wait for them. Raises FencedError.
+        with them, are due no more, and a cause of theirs that can pass is forgotten: they wait for them. Raises
+        FencedError.
         """
 
-    async def discard_asked(self) -> bool:
-        """Whether operators have asked to discard any."""
+    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
+        """Discard what operators have asked to discard; the lanes, once for each record. Raises FencedError."""
 
-    async def discard_requested(self, view: UUID, *, whole_transactions: bool) -> Sequence[Lane]:
-        """Discard what operators have asked to discard; the lanes, once for each record. The next ones of their lanes
-        are due, those of all lanes of a topic that was the reason, and, on request, the rest of their transactions.
-        Raises FencedError.
+    async def release(self, view: UUID) -> None:
+        """Make due what nothing holds any more: the first records of lanes, unless they have a cause themselves, or
+        another one has that stands for their topic. Raises FencedError.
         """
 
     async def heartbeat(

@@ -158,11 +158,11 @@ class PostgresTable:
         reasons = {number: why(refusal) for number, refusal in refusals.items()}
         await self._parked(ParkedTable.note_refusals, view, reasons, others)
 
-    async def discard_asked(self) -> bool:
-        return await self._parked(ParkedTable.discard_asked)
+    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
+        return await self._parked(ParkedTable.discard_requested, view)
 
-    async def discard_requested(self, view: UUID, *, whole_transactions: bool) -> Sequence[Lane]:
-        return await self._parked(ParkedTable.discard_requested, view, whole_transactions=whole_transactions)
+    async def release(self, view: UUID) -> None:
+        await self._parked(ParkedTable.release, view)
 
     async def _parked(
         self,

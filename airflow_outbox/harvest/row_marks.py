@@ -73,6 +73,7 @@ class RowMarksTerm(Term):
         self._dividing = SingleRecords(self._parked)
         self._due: set[int] = set()  # numbers of parked records that are on their way
         self._attended = asyncio.Event()
+        self._releasing = True  # something may be free of its hold
         self._parking = asyncio.Lock()  # what is parked, and what goes from there, are one after the other
         self._caution = caution
         self._report = report
@@ -150,9 +151,12 @@ class RowMarksTerm(Term):
             if not self._parked or self._stopping.is_set() or self.request.paused:
                 continue
             async with self._parking:
-                discarded = await self._table.discard_requested(self.view, whole_transactions=False)
+                discarded = await self._table.discard_requested(self.view)
                 self._parked.gone(discarded)
             report_discarded(self._report, discarded)
+            if discarded or self._releasing:
+                self._releasing = False
+                await self._table.release(self.view)
             due = await self._table.parked_due(max_records=self._limits.mark_records, of_all_lanes=False)
             records = [_ParkedRecord._make(row[:7]) for row in due]
             refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}
@@ -160,6 +164,7 @@ class RowMarksTerm(Term):
             if retry.refused:
                 await self._table.note_refusals(self.view, retry.refused, others=retry.others)
                 self._caution.forget(retry.refused, parked=True)
+                self._releasing |= self._parked.admit(retry.passed)
                 report_retried(self._report, topics=Counter(), refused=retry.refused)
             self._due = {record.id for record in retry.published}
             self._attended.clear()
@@ -210,6 +215,7 @@ class RowMarksTerm(Term):
             async with self._parking:
                 await self._table.unpark(self.view, numbers)
                 self._parked.gone((record.topic, record.key) for record in parked)
+            self._releasing = True
             self._due -= set(numbers)
             report_retried(self._report, topics=Counter(record.topic for record in parked), refused={})
             if not self._due:

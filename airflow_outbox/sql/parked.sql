@@ -63,32 +63,38 @@ WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]:
 GROUP BY transaction_id
 
 -- unpark --
--- Deletes parked records that were published, and archives them, where that is wanted. The next of their lanes are due, and, as their topic
--- takes records, those of its lanes that have no reason of their own to wait.
+-- Deletes parked records that were published, and archives them, where that is wanted.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING *
-) {archived}, next AS (
+) {archived}
+SELECT EXISTS (SELECT FROM fence)
+
+-- release --
+-- Makes due what nothing holds any more: the first records of lanes that were not refused themselves, unless one that was stands for their
+-- topic.
+WITH fence AS MATERIALIZED (
+    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), heads AS (
+    SELECT DISTINCT ON (kafka_topic, kafka_key) number, kafka_topic, cause
+    FROM {parked}
+    WHERE discarded_at IS NULL
+    ORDER BY kafka_topic, kafka_key, number
+), released AS (
     UPDATE {parked} SET retry_at = clock_timestamp()
-    WHERE (retry_at IS NULL OR retry_at > clock_timestamp()) AND number IN (
-        SELECT number
-        FROM (
-            SELECT DISTINCT ON (kafka_topic, kafka_key) number, kafka_topic, kafka_key, cause
-            FROM {parked}
-            WHERE discarded_at IS NULL AND kafka_topic IN (SELECT kafka_topic FROM purged)
-              AND number NOT IN (SELECT number FROM purged)
-            ORDER BY kafka_topic, kafka_key, number
-        ) AS head
-        WHERE cause IS NULL OR cause = ANY(%(causes)s)
-           OR (kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM purged)
-    )
+    WHERE number IN (
+        SELECT number FROM heads
+        WHERE cause IS NULL
+          AND kafka_topic NOT IN (SELECT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause = ANY(%(causes)s))
+    ) AND EXISTS (SELECT FROM fence)
 )
 SELECT EXISTS (SELECT FROM fence)
 
 -- note_refusals --
 -- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. For others that were tried
--- with them in vain that is the answer to a retry that was asked for, or due: they wait for those.
+-- with them in vain that is the answer to a retry that was asked for, or due: they wait for those, and a cause of theirs that can pass, or
+-- for which another one stands, is found again, or not.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), refused AS (
@@ -100,34 +106,21 @@ WITH fence AS MATERIALIZED (
     FROM unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
     WHERE parked.number = why.number AND EXISTS (SELECT FROM fence)
 ), answered AS (
-    UPDATE {parked} SET requested = nullif(requested, 'retry'), retry_at = NULL
+    UPDATE {parked}
+    SET requested = nullif(requested, 'retry'), retry_at = NULL,
+        cause = CASE WHEN cause <> ALL(%(passing)s) THEN cause END, reason = CASE WHEN cause <> ALL(%(passing)s) THEN reason END
     WHERE number = ANY(%(others)s) AND (requested = 'retry' OR retry_at IS NOT NULL) AND EXISTS (SELECT FROM fence)
 )
 SELECT EXISTS (SELECT FROM fence)
 
--- discard_asked --
--- Whether an operator has asked to discard any.
-SELECT EXISTS (SELECT FROM {parked} WHERE discarded_at IS NULL AND requested = 'discard')
-
 -- discard_requested --
--- Takes out of their lanes what operators have asked to discard; the records stay in the table. The next of their lanes are due, and, where
--- transactions go out whole, the rest of theirs.
+-- Takes out of their lanes what operators have asked to discard; the records stay in the table.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), discarded AS (
     UPDATE {parked} SET discarded_at = clock_timestamp(), retry_at = NULL
     WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence)
-    RETURNING number, kafka_topic, kafka_key, cause, {transaction_id} AS transaction_id
-), next AS (
-    UPDATE {parked} SET retry_at = clock_timestamp()
-    WHERE number IN (
-        SELECT min(number) FROM {parked}
-        WHERE discarded_at IS NULL AND requested IS DISTINCT FROM 'discard'
-          AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM discarded)
-               OR kafka_topic IN (SELECT kafka_topic FROM discarded WHERE cause = ANY(%(causes)s))
-               OR (%(whole)s AND {transaction_id} IN (SELECT transaction_id FROM discarded)))
-        GROUP BY kafka_topic, kafka_key
-    )
+    RETURNING kafka_topic, kafka_key
 )
 SELECT kafka_topic, kafka_key FROM discarded
 

@@ -116,7 +116,7 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
         " transaction_id, incarnation) SELECT id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
         " kafka_header_values, transaction_id, 1 FROM outbox"
     )
-    parked = ParkedTable(connection, NAME, table.columns, topic_causes=[], archives=True)
+    parked = ParkedTable(connection, NAME, table.columns, topic_causes=[], passing_causes=[], archives=True)
     parked.unpark(view, [2])
     assert query("SELECT id, kafka_key FROM outbox_archive") == [(2, "k1")]
     assert query("SELECT number FROM outbox_parked") == [(1,)]

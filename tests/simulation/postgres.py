@@ -118,12 +118,17 @@ class State:
 
     def unpark(self, transaction_id: int, numbers: Iterable[int], at: int) -> None:
         self._change(transaction_id)
-        published = [self.parked.pop(number) for number in numbers]
-        topics = {row.record.topic for row in published}
-        lanes = {row.record[1:3] for row in published}
-        for number, row in self._heads():
-            of_the_topic = row.record.topic in topics and (row.refusal is None or row.refusal.cause.is_of_the_topic)
-            if of_the_topic or row.record[1:3] in lanes:
+        for number in numbers:
+            del self.parked[number]
+
+    def release(self, transaction_id: int) -> None:
+        """What nothing holds any more is due."""
+        self._change(transaction_id)
+        waiting = [(number, row) for number, row in sorted(self.parked.items()) if not row.discarded]
+        topics = {row.record.topic for _, row in waiting if row.refusal and row.refusal.cause.is_of_the_topic}
+        heads = {row.record[1:3]: (number, row) for number, row in reversed(waiting)}
+        for number, row in heads.values():
+            if row.refusal is None and row.record.topic not in topics:
                 self.parked[number] = replace(row, due=True)
 
     def refuse(self, transaction_id: int, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
@@ -132,9 +137,15 @@ class State:
         for number in {*refusals, *others}:
             row = self.parked[number]
             refusal = refusals.get(number)
+            if (
+                refusal is None
+                and row.refusal
+                and not (row.refusal.cause.can_pass or row.refusal.cause.is_of_the_topic)
+            ):
+                refusal = row.refusal
             self.parked[number] = replace(
                 row,
-                refusal=refusal or row.refusal,
+                refusal=refusal,
                 due=_can_pass(refusal),
                 requested=None if row.requested == "retry" else row.requested,
             )
@@ -145,27 +156,10 @@ class State:
         for number in numbers:
             self.parked[number] = replace(self.parked[number], requested=request)
 
-    def discard(self, transaction_id: int, numbers: Collection[int], whole_transactions: bool) -> None:
+    def discard(self, transaction_id: int, numbers: Collection[int]) -> None:
         self._change(transaction_id)
-        rows = [self.parked[number] for number in numbers]
         for number in numbers:
             self.parked[number] = replace(self.parked[number], discarded=True, due=False, requested=None)
-        lanes = {row.record[1:3] for row in rows}
-        topics = {row.record.topic for row in rows if row.refusal and row.refusal.cause.is_of_the_topic}
-        transactions = {row.transaction_id for row in rows} if whole_transactions else set()
-        for number, row in self._heads():
-            if row.record[1:3] in lanes or row.record.topic in topics:
-                self.parked[number] = replace(row, due=True)
-        for number, row in self.parked.items():
-            if row.transaction_id in transactions and not row.discarded:
-                self.parked[number] = replace(row, due=True)
-
-    def _heads(self) -> list[tuple[int, ParkedRow]]:
-        heads: dict[tuple[Any, ...], tuple[int, ParkedRow]] = {}
-        for number, row in sorted(self.parked.items()):
-            if not row.discarded:
-                heads.setdefault(row.record[1:3], (number, row))
-        return list(heads.values())
 
     def announce(self, watermark: Snapshot, at: int) -> None:
         """What listeners are told when the statement that follows has ended."""

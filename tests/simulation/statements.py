@@ -277,17 +277,17 @@ class Server:
         there = {number: why for number, why in refusals.items() if number in parked}
         self.database.statement("refuse", there, [number for number in others if number in parked])
 
-    def discard_asked(self) -> bool:
-        return any(row.requested == "discard" and not row.discarded for row in self.database.state.parked.values())
+    def release(self) -> None:
+        self.database.statement("release")
 
-    def discard_requested(self, *, whole_transactions: bool) -> list[Lane]:
+    def discard_requested(self) -> list[Lane]:
         asked = [
             (number, row)
             for number, row in self.database.state.parked.items()
             if row.requested == "discard" and not row.discarded
         ]
         if asked:
-            self.database.statement("discard", tuple(number for number, _ in asked), whole_transactions)
+            self.database.statement("discard", tuple(number for number, _ in asked))
         return [(row.record.topic, row.record.key) for _, row in asked]
 
     def _found(self, ids: Sequence[int], condition: Callable[[Row], bool]) -> tuple[int, ...]:

@@ -150,16 +150,14 @@ class SimulatedTable:
             self._purging, "note_refusals", self._fenced(view), lambda: self._server.note_refusals(refusals, others)
         )
 
-    async def discard_asked(self) -> bool:
-        asked: bool = await self._run(self._purging, "discard_asked", self._server.discard_asked)
-        return asked
-
-    async def discard_requested(self, view: UUID, *, whole_transactions: bool) -> Sequence[Lane]:
-        def effect() -> Sequence[Lane]:
-            return self._server.discard_requested(whole_transactions=whole_transactions)
-
-        lanes: Sequence[Lane] = await self._run_locked(self._purging, "discard_requested", self._fenced(view), effect)
+    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
+        lanes: Sequence[Lane] = await self._run_locked(
+            self._purging, "discard_requested", self._fenced(view), self._server.discard_requested
+        )
         return lanes
+
+    async def release(self, view: UUID) -> None:
+        await self._run_locked(self._purging, "release", self._fenced(view), self._server.release)
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         await self._run_locked(

@@ -19,6 +19,9 @@ Invariants:
 - A lane is parked as long as the count of its waiting records is above zero. Waiting records are counted from their
   diversion, before the parked table holds them, to their publication or discarding.
 - The queue of a lane is published from its head, and stops at the first record that is refused again.
+- The head of a queue has a cause, for which it waits until it is tried again or somebody asks; or another record stands
+  for its topic, or (of whole transactions) holds its own; or it is due. When something that held others goes, what
+  nothing holds any more is *released*, that is made due: once all that was diverted by then is in the parked table.
 
 What was diverted is written into the batch's ledger entry before it is moved, so that a successor completes the move.
 """
@@ -26,7 +29,7 @@ What was diverted is written into the batch's ledger entry before it is moved, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -105,13 +108,21 @@ def stand_for_topics(rows: Iterable[Row], refusals: Mapping[int, Refusal]) -> di
     return found
 
 
+def passed(rows: Iterable[tuple[Any, ...]], refused: Mapping[int, Refusal]) -> set[str]:
+    """The topics of rows that were refused for a reason of their own."""
+    return {row[1] for row in rows if row[0] in refused and not refused[row[0]].cause.is_of_the_topic}
+
+
 @dataclass(frozen=True, slots=True)
 class Retry(Generic[Row]):
-    """What becomes of parked rows that were due: published, refused again, or waiting for those that are."""
+    """What becomes of parked rows that were due: published, refused again, or waiting for those that are. Topics of
+    which one was refused for a reason of its own have `passed`.
+    """
 
     published: Sequence[Row]
     refused: Mapping[int, Refusal]  # by id
     others: Sequence[int]
+    passed: Collection[str]
 
 
 class ParkedLanes:
@@ -162,7 +173,13 @@ class ParkedLanes:
         """
         lanes = list(lanes)
         self._leave(lanes)
-        self._topics -= {topic for topic, _ in lanes}
+        self.admit({topic for topic, _ in lanes})
+
+    def admit(self, topics: Collection[str]) -> bool:
+        """These topics are parked no more, only lanes of theirs are. Whether one of them was."""
+        before = len(self._topics)
+        self._topics -= set(topics)
+        return len(self._topics) < before
 
     def divert_again(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows that were diverted just now: what they had to wait for may be gone meanwhile."""
@@ -255,4 +272,4 @@ class SingleRecords:
                 refused[row[0]] = refusal
             else:
                 published.append(row)
-        return Retry(published, refused, others)
+        return Retry(published, refused, others, passed(rows, refused))

@@ -20,6 +20,7 @@ from airflow_outbox.harvest.protocol.parking import (
     ParkedLanes,
     Refusal,
     Retry,
+    passed,
     stand_for_topics,
 )
 from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
@@ -90,7 +91,8 @@ class WholeTransactions:
             for row in rows
             if _transaction(row) in waiting and _transaction(row) not in partial and row[0] not in refused
         ]
-        return Retry([row for row in rows if _transaction(row) not in waiting], refused, others)
+        published = [row for row in rows if _transaction(row) not in waiting]
+        return Retry(published, refused, others, passed(rows, refused))
 
 
 def condemned(
