@@ -151,6 +151,9 @@ class KafkaLog:
         """`certain`: the record is the reason itself, if it is refused at all."""
         reason = self._why(record, error)
         if (isinstance(error, BrokerError) and error.code() in REFUSED) or isinstance(error, ValueError | TypeError):
+            if isinstance(error, BrokerError) and error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
+                batch_size = 0 if self._individually else int(self._settings["batch.size"])
+                self._book.found_too_large(record.topic, record.key, record.value, batch_size=batch_size)
             self._book.doubt(record.topic)
             return RecordsRefusedError(reason, records=[record.id] if certain else [], explained=not certain)
         name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"

@@ -100,7 +100,7 @@ async def harvest(
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
     table = PostgresTable(config.data_source, config.name, config.limits, archives=config.archives)
 
-    book = TopicBook(config.kafka)
+    book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
 
     async def new_log(*, individually: bool = False) -> Log:
         return await KafkaLog.open(producer_settings(config), book=book, individually=individually)

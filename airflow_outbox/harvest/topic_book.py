@@ -4,6 +4,9 @@ A topic is looked up when its first record comes: whether it is there, may be wr
 has. What is known holds for some minutes, or until Kafka refuses something of the topic (`doubt`); then it is looked up
 again, and with it the size of the largest record that it takes, if that may be asked.
 
+Kafka's client measures a record as it is, so that is known beforehand. A broker measures it compressed: one that may
+fit then is sent, alone in its batch, and the broker is believed (`found_too_large`).
+
 One book lasts as long as the process, and may be used by several threads.
 """
 
@@ -24,15 +27,21 @@ from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.pages import OutboxRow
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.harvest.record_sizes import (
+    Row,
+    client_limit,
+    compresses,
+    least_size_for_broker,
+    size_for_broker,
+    size_for_client,
+)
+from airflow_outbox.pages import SIZE, OutboxRow
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500
 _CREATION_TIME = 0.3
 _KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
-# What Kafka adds to key, value and headers of a record, at most, with its batch around it.
-_OVERHEAD = 200
+_NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 
 
 Provoke = Callable[[str], object]
@@ -48,21 +57,27 @@ class Topic:
     partitions: int = 0
     max_bytes: int | None = None
 
-    @property
-    def may_have_changed(self) -> bool:
-        """Whether records were refused for what is known of the topic."""
-        return self.refusal is not None or self.max_bytes is not None
-
 
 class TopicBook:
     """Topics by name."""
 
-    def __init__(self, kafka: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], *, producer: Mapping[str, Any] | None = None, own: Collection[str] = ()
+    ) -> None:
+        """`kafka` are the settings to ask with, `producer` those that records are sent with; `own` are the outbox's own
+        topics, where no record may go.
+        """
         self._kafka = kafka
+        self._own = frozenset(own)
+        self._client_limit = client_limit(producer or {})
+        self._fits_client = self._client_limit - self._client_limit // 8  # with all but enormous headers
+        self._compresses = compresses(producer or {})
         self._cluster: Cluster | None = None
         self._topics: dict[str, Topic] = {}
         self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
         self._doubted: set[str] = set()
+        self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
+        self._too_large: set[int] = set()  # records that a broker found to be, by hash
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
@@ -94,32 +109,40 @@ class TopicBook:
             self._plain.discard(topic)
             self._doubted.add(topic)
 
-    def examine(self, rows: Sequence[OutboxRow | MarkedRecord], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
+    def found_too_large(self, topic: str, key: str | bytes, value: str | bytes | None, *, batch_size: int) -> None:
+        """A broker has found the batch with this record too large; batches with more than one have `batch_size` bytes,
+        at most, uncompressed.
+        """
+        with self._lock:
+            limit = self._limits.get(topic, 0)
+            if batch_size <= limit:  # so it was alone
+                self._too_large.add(_hash(topic, key, value, limit))
+
+    def examine(self, rows: Sequence[Row], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
         """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
 
-        `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks topics up
-        that were refused before.
+        `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks all of their
+        topics up anew.
         """
         with self._lock:
             if time.monotonic() > self._known_until:
                 self._known_until = time.monotonic() + _KNOWN_FOR
-                for name in self._plain:
-                    del self._topics[name]
-                self._plain.clear()
+                for known in (self._topics, self._plain, self._too_large):
+                    known.clear()
             if again:
                 for name in {row[1] for row in rows}:
-                    if name in self._topics and self._topics[name].may_have_changed:
-                        del self._topics[name]
+                    self._topics.pop(name, None)
+                    self._plain.discard(name)
             return self._examine(rows, provoke)
 
-    def passes(self, rows: Sequence[OutboxRow | MarkedRecord]) -> bool:
+    def passes(self, rows: Sequence[OutboxRow]) -> bool:
         """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""
         if time.monotonic() > self._known_until:
             return False
-        plain = self._plain
+        plain, fits = self._plain, self._fits_client
         for row in rows:
             names, values = row[4], row[5]
-            if row[1] not in plain or row[6] is not None or len(names) != len(values):
+            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or len(names) != len(values):
                 return False
             if None in names or None in values:
                 return False
@@ -131,13 +154,13 @@ class TopicBook:
             found = {name: self._topics[name].partitions for name in names if name in self._topics}
         return found if len(found) == len(names) and all(found.values()) else None
 
-    def _examine(self, rows: Sequence[OutboxRow | MarkedRecord], provoke: Provoke) -> dict[int, Refusal]:
+    def _examine(self, rows: Sequence[Row], provoke: Provoke) -> dict[int, Refusal]:
         if unknown := {row[1] for row in rows} - self._topics.keys():
             self._look_up(unknown, provoke)
         return {row[0]: refusal for row in rows if (refusal := self._refusal(row)) is not None}
 
-    def _refusal(self, row: OutboxRow | MarkedRecord) -> Refusal | None:
-        _, name, key, value, header_names, header_values, partition = row[:7]
+    def _refusal(self, row: Row) -> Refusal | None:
+        _, name, _, _, header_names, header_values, partition = row[:7]
         topic = self._topics[name]
         if topic.refusal is not None:
             return topic.refusal
@@ -147,15 +170,24 @@ class TopicBook:
             return Refusal(Cause.HEADERS, "a header's name or value is null")
         if partition is not None and partition >= topic.partitions:
             return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
-        if topic.max_bytes is not None and _size(key, value, header_names, header_values) > topic.max_bytes:
+        if size_for_client(row) > self._client_limit:
+            return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
+        if topic.max_bytes is not None and not self._may_fit(row, topic.max_bytes):
             return Refusal(Cause.TOO_LARGE, f"above max.message.bytes of topic {name}, {topic.max_bytes}")
         return None
 
+    def _may_fit(self, row: Row, limit: int) -> bool:
+        if size_for_broker(row) <= limit:
+            return True
+        if not self._compresses or _hash(row[1], row[2], row[3], limit) in self._too_large:
+            return False
+        return least_size_for_broker(row) <= limit
+
     def _look_up(self, names: set[str], provoke: Provoke) -> None:
-        unknown = sorted(names)
-        for name in [name for name in unknown if not _LEGAL.fullmatch(name) or name in (".", "..")]:
-            self._topics[name] = Topic(Refusal(Cause.TOPIC_NAME, f"{name!r} is no name that Kafka allows for a topic"))
-            unknown.remove(name)
+        impossible = {name: refusal for name in names if (refusal := self._refusal_of_name(name)) is not None}
+        for name, refusal in impossible.items():
+            self._topics[name] = Topic(refusal)
+        unknown = sorted(names - impossible.keys())
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
             missing = self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
             if missing:
@@ -164,12 +196,20 @@ class TopicBook:
                 time.sleep(_CREATION_TIME)
                 self._ask(missing)
 
+    def _refusal_of_name(self, name: str) -> Refusal | None:
+        if not _LEGAL.fullmatch(name) or name in (".", ".."):
+            shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
+            return Refusal(Cause.TOPIC_NAME, f"{shown!r} is no name that Kafka allows for a topic")
+        if name in self._own:
+            return Refusal(Cause.TOPIC_NAME, f"{name} is a topic of the outbox's own, for no other records")
+        return None
+
     def _ask(self, names: Sequence[str]) -> list[str]:
         """Look topics up; the ones that are not there."""
         limits = self._max_bytes([name for name in names if name in self._doubted])
         for name, answer in self.cluster.topics(names).items():
             topic = self._topics[name] = _topic(name, answer, limits.get(name))
-            if topic.refusal is None and topic.max_bytes is None:
+            if topic.refusal is None and name not in self._doubted:
                 self._plain.add(name)
         return [name for name in names if _is_missing(self._topics[name])]
 
@@ -178,8 +218,8 @@ class TopicBook:
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
                 limits[name] = int(settings["max.message.bytes"].value)
-        known = [*limits.values(), *([self.smallest_max_bytes] if self.smallest_max_bytes else [])]
-        self.smallest_max_bytes = min(known, default=None)
+        self._limits |= limits
+        self.smallest_max_bytes = min(self._limits.values(), default=None)
         return limits
 
 
@@ -200,11 +240,5 @@ def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
     return Topic(Refusal(Cause.TOPIC_NAME, answer.str() or answer.name()))
 
 
-def _size(
-    key: str | bytes,
-    value: str | bytes | None,
-    names: Sequence[str | None],
-    values: Sequence[str | bytes | None],
-) -> int:
-    parts = [key, value or b"", *names, *values]
-    return _OVERHEAD + sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part is not None)
+def _hash(topic: str, key: str | bytes, value: str | bytes | None, limit: int) -> int:
+    return hash((topic, limit, *(part.encode() if isinstance(part, str) else part for part in (key, value))))

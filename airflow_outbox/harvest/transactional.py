@@ -35,7 +35,7 @@ from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transac
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.worker import Worker
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import SIZE, OutboxRow
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class KafkaTransactionalLog:
         return await asyncio.to_thread(self._read_ledger, start)
 
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
-        if self._book.passes(rows):
+        if not again and self._book.passes(rows):
             return {}
         return await self._worker.call(self._book.examine, rows, provoke=self._provoke, again=again)
 
@@ -241,8 +241,8 @@ class KafkaTransactionalLog:
     def _edges(
         self, rows: Sequence[OutboxRow], partitions: Sequence[int], topics: Collection[str]
     ) -> tuple[Mapping[Place, int], list[Report | None]]:
-        """How many records go to each partition, and for each whether Kafka is asked where it went: the first and the
-        last of a partition are.
+        """How many records go to each partition, and for each record whether Kafka is asked where it went: that is done
+        for the first and the last of a partition, and for those that may be too large.
         """
         counts: Mapping[Place, int]
         places: Sequence[int | Place]
@@ -257,9 +257,14 @@ class KafkaTransactionalLog:
         last = dict(zip(places, numbers, strict=True))
         first = dict(zip(reversed(places), reversed(numbers), strict=True))
         reports: list[Report | None] = [None] * len(places)
-        for number in (*first.values(), *last.values()):
+        for number in (*first.values(), *last.values(), *self._large(rows)):
             reports[number] = self._delivered
         return counts, reports
+
+    def _large(self, rows: Sequence[OutboxRow]) -> list[int]:
+        """The places of rows that a broker may find too large."""
+        limit = self._book.smallest_max_bytes
+        return [] if limit is None else [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
 
     def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
         """What to raise for a record that the client does not take."""
@@ -272,6 +277,7 @@ class KafkaTransactionalLog:
         if isinstance(error, BufferError):
             return self._given_up("the client's queue is full")
         text = self._why(reason, topic) if isinstance(reason, BrokerError) else str(error)
+        self._book.doubt(topic)
         self._transaction.given_up(Call.PUBLISH, text)
         return RecordsRefusedError(text, records=[number])
 
@@ -344,7 +350,7 @@ class KafkaTransactionalLog:
         topic = cast("str", message.topic())
         if error is not None:
             if error.code() in REFUSED:
-                self._book.doubt(topic)
+                self._doubt(error, message)
                 known = isinstance(self._refused, RecordsRefusedError)
                 self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)
             elif self._refused is None and error.code() != BrokerError._PURGE_QUEUE:
@@ -358,6 +364,13 @@ class KafkaTransactionalLog:
         else:
             extent[1] = offset
             extent[2] += 1
+
+    def _doubt(self, error: BrokerError, message: Message) -> None:
+        topic = cast("str", message.topic())
+        if error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
+            batch_size = int(self._settings["batch.size"])
+            self._book.found_too_large(topic, message.key() or b"", message.value(), batch_size=batch_size)
+        self._book.doubt(topic)
 
     def _written(self, error: BrokerError | None, message: Message) -> None:
         if error is None:

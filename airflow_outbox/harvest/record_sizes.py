@@ -1,0 +1,70 @@
+"""How large a record is: to Kafka's client, which measures it as it is, and to a broker, which measures what comes."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_outbox.pages import OutboxRow
+from airflow_outbox.table import MarkedRecord
+
+Row = OutboxRow | MarkedRecord
+
+_CLIENTS_OVERHEAD = 36  # what librdkafka takes a record without headers for, at most, beside its key and value
+_BATCH_OVERHEAD = 61
+_UNCOUNTED = 3  # attributes, and differences of time and offset that are none in a batch of one
+_MARGIN = 0.9  # of what xz leaves: no codec of Kafka's leaves much less
+_SMALLEST_WINDOW = 4096
+_CLIENTS_LIMIT = 1_000_000
+_SIZE = "message.max.bytes"
+_CODECS = ("compression.type", "compression.codec")
+
+
+def client_limit(producer: Mapping[str, Any]) -> int:
+    """How large a record a producer of these settings takes."""
+    return int(producer.get(_SIZE, _CLIENTS_LIMIT))
+
+
+def compresses(producer: Mapping[str, Any]) -> bool:
+    """Whether a producer of these settings compresses."""
+    codecs = [codec for name, codec in producer.items() if name in _CODECS]
+    return bool(codecs) and codecs[-1] != "none"
+
+
+def size_for_client(row: Row) -> int:
+    """What a producer holds against its own limit, before it compresses."""
+    return _CLIENTS_OVERHEAD + _length(row[2]) + _length(row[3]) + _headers(row)
+
+
+def size_for_broker(row: Row) -> int:
+    """What a broker holds against the topic's limit when the record comes alone and is not compressed."""
+    body = _UNCOUNTED + _prefixed(_length(row[2])) + _prefixed(_length(row[3])) + _varint(len(row[4])) + _headers(row)
+    return _BATCH_OVERHEAD + _prefixed(body)
+
+
+def least_size_for_broker(row: Row) -> int:
+    """What no codec of Kafka's compresses the record below, as far as can be told without them."""
+    parts = [row[2], row[3], *row[4], *row[5]]
+    data = b"".join(part.encode() if isinstance(part, str) else part for part in parts if part is not None)
+    window = {"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": max(_SMALLEST_WINDOW, len(data))}
+    return _BATCH_OVERHEAD + int(_MARGIN * len(lzma.compress(data, lzma.FORMAT_RAW, filters=[window])))
+
+
+def _headers(row: Row) -> int:
+    names: Sequence[str | bytes | None] = row[4]
+    return sum(_prefixed(_length(part)) for parts in (names, row[5]) for part in parts) if names else 0
+
+
+def _length(part: str | bytes | None) -> int:
+    if part is None:
+        return 0
+    return len(part) if isinstance(part, bytes) or part.isascii() else len(part.encode())
+
+
+def _prefixed(length: int) -> int:
+    return _varint(length) + length
+
+
+def _varint(number: int) -> int:
+    return max(1, ((2 * number).bit_length() + 6) // 7)

@@ -1,0 +1,149 @@
+"""What is known of topics beforehand, held against a real broker."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+from harvesting import wait_until
+
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.harvest import topic_book
+from airflow_outbox.harvest.protocol.parking import Cause, Refusal
+from airflow_outbox.harvest.record_sizes import size_for_broker
+from airflow_outbox.harvest.topic_book import TopicBook
+from airflow_outbox.table import MarkedRecord
+
+LIMIT = 5000
+NOISE = random.Random(1).randbytes(2 * LIMIT)
+LZ4 = {"compression.type": "lz4"}
+
+
+class Topic:
+    """A topic of one partition that takes records of 5000 bytes, and a book that knows it."""
+
+    def __init__(self, kafka: EmbeddedKafka, name: str) -> None:
+        self.name = name
+        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        self.admin = AdminClient(self.kafka)
+        self.admin.create_topics([NewTopic(name, 1, 1, config={"max.message.bytes": str(LIMIT)})])[name].result()
+
+    def record(self, value: str | bytes = "v", *, key: str = "k", partition: int | None = None) -> MarkedRecord:
+        return MarkedRecord(1, self.name, key, value, ["h", "i"], ["1", "2"], partition)
+
+    def book(self, **producer: Any) -> TopicBook:
+        """A book for which Kafka has refused something of the topic."""
+        book = TopicBook(self.kafka, producer=producer, own=("ledger",))
+        book.doubt(self.name)
+        return book
+
+    def set_limit(self, limit: int) -> None:
+        entry = ConfigEntry("max.message.bytes", str(limit), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, self.name, incremental_configs=[entry])
+        self.admin.incremental_alter_configs([resource])[resource].result()
+
+    def takes(self, record: MarkedRecord, **settings: Any) -> bool:
+        """Whether the broker does."""
+        found: list[KafkaError | None] = []
+        producer = Producer({**self.kafka, **settings})
+        headers = list(zip(record.header_names, record.header_values, strict=True))
+        producer.produce(
+            record.topic,
+            record.value,
+            record.key,
+            headers=headers,  # type: ignore[arg-type]
+            on_delivery=lambda error, _: found.append(error),
+        )
+        assert producer.flush(20) == 0
+        assert found[0] is None or found[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+        return found[0] is None
+
+
+def cause(book: TopicBook, record: MarkedRecord, *, again: bool = False) -> Cause | None:
+    refusals: dict[int, Refusal] = book.examine([record], provoke=lambda _: None, again=again)
+    return refusals[record.id].cause if refusals else None
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Topic]:
+    return Topic(kafka, topic_prefix + "small")
+
+
+def test_uncompressed_records_are_refused_from_the_byte_on_from_which_the_broker_refuses_them(topic: Topic) -> None:
+    room = LIMIT - size_for_broker(topic.record("")) - 2  # lengths of two bytes, where those of nothing have one
+    largest, larger = topic.record("x" * room), topic.record("x" * (room + 1))
+    assert size_for_broker(largest) == LIMIT
+    assert (topic.takes(largest), topic.takes(larger)) == (True, False)
+    book = topic.book()
+    assert (cause(book, largest), cause(book, larger)) == (None, Cause.TOO_LARGE)
+
+
+def test_compressed_records_are_refused_only_if_no_codec_makes_them_fit(topic: Topic) -> None:
+    book = topic.book(**LZ4)
+    well, badly = topic.record("x" * 2 * LIMIT), topic.record(NOISE)
+    assert (topic.takes(well, **LZ4), topic.takes(badly, **LZ4)) == (True, False)
+    assert (cause(book, well), cause(book, badly)) == (None, Cause.TOO_LARGE)
+
+
+def test_the_broker_is_believed_of_a_record_that_was_alone_until_the_topic_takes_larger_ones(topic: Topic) -> None:
+    book, record = topic.book(**LZ4), topic.record("x" * 2 * LIMIT)
+    assert cause(book, record) is None
+    assert book.smallest_max_bytes == LIMIT
+    book.found_too_large(topic.name, "k", record.value, batch_size=LIMIT + 1)
+    assert cause(book, record) is None
+    book.found_too_large(topic.name, "k", record.value, batch_size=LIMIT)
+    assert cause(book, record) is Cause.TOO_LARGE
+    assert cause(book, record, again=True) is Cause.TOO_LARGE
+    assert cause(book, topic.record("x" * 2 * LIMIT, key="other")) is None
+    topic.set_limit(LIMIT + 1)
+    wait_until(lambda: cause(book, record, again=True) is None)
+
+
+def test_the_clients_own_limit_holds_for_what_is_not_compressed_yet(topic: Topic) -> None:
+    book = TopicBook(topic.kafka, producer={**LZ4, "message.max.bytes": 3000})
+    assert cause(book, topic.record("x" * 4000)) is Cause.TOO_LARGE
+    assert cause(book, topic.record("x" * 2000)) is None
+    small, large = ((1, topic.name, "k", "x" * size, [], [], None, 1 + size, None) for size in (2000, 4000))
+    assert book.passes([small])
+    assert not book.passes([small, large])
+
+
+def test_another_try_finds_partitions_that_were_added(topic: Topic) -> None:
+    book, record = TopicBook(topic.kafka), topic.record(partition=1)
+    assert cause(book, record) is Cause.PARTITION
+    topic.admin.create_partitions([NewPartitions(topic.name, 2)])[topic.name].result()
+    assert cause(book, record) is Cause.PARTITION
+    wait_until(lambda: cause(book, record, again=True) is None)
+
+
+def test_a_limit_is_forgotten_after_a_while(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    book, record = topic.book(), topic.record("x" * 2 * LIMIT)
+    assert cause(book, record) is Cause.TOO_LARGE
+    topic.set_limit(3 * LIMIT)
+    assert cause(book, record) is Cause.TOO_LARGE
+    later = itertools.count(time.monotonic() + 301, 301)
+    monkeypatch.setattr(topic_book, "time", SimpleNamespace(monotonic=lambda: next(later)))
+    wait_until(lambda: cause(book, record) is None)
+    assert book.smallest_max_bytes == 3 * LIMIT
+
+
+@pytest.mark.parametrize("name", ["ledger", "no name", "x" * 1_000_000])
+def test_names_that_records_can_not_go_to(topic: Topic, name: str) -> None:
+    refusals = topic.book().examine([topic.record()._replace(topic=name)], provoke=lambda _: None, again=False)
+    assert refusals[1].cause is Cause.TOPIC_NAME
+    assert len(refusals[1].reason) < 200
