@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_outbox.errors import HistoryError, SchemaVersionError
 from airflow_outbox.fence import Fence, History, Request, Witness
 from airflow_outbox.harvest.protocol import ledger
-from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, runs
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, Parked, runs
 from airflow_outbox.harvest.protocol.recovery import differences, recover
 from airflow_outbox.records import Snapshot
 
@@ -30,9 +31,9 @@ def head(batch: int, **changes: int) -> Head:
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
-def read(*records: LedgerRecord, end: int = 50) -> Ledger:
+def read(*records: LedgerRecord, end: int = 50, unread: list[tuple[int, str]] | None = None) -> Ledger:
     numbered = [(offset, key, value) for offset, (key, value) in enumerate(records, 40)]
-    return Ledger.read(topic_id="T", end=end, records=numbered)
+    return Ledger.read(topic_id="T", end=end, records=numbered, unread=unread)
 
 
 @given(st.lists(st.integers(-5, 200), unique=True))
@@ -40,14 +41,39 @@ def test_runs_are_exact_and_keep_the_order(ids: list[int]) -> None:
     assert [number for first, last in runs(ids) for number in range(first, last + 1)] == ids
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 20_000])
+PARKED = (
+    Parked("headers", "none", ((2, 2), (5, 6), (8, 8))),
+    Parked("refused", "ü" * 50, ((10, 12), (14, 14))),
+    Parked(None, None, ((13, 13), (20, 30))),
+)
+PLACES = tuple(Extent("t" * (place + 1), place, 10, 12, 3) for place in range(5))
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 400, 700_000])
 def test_an_entry_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(ledger, "_RUNS_A_CHUNK", chunk)
-    written = entry(4, [1, 3, 4, 9, 7])
+    monkeypatch.setattr(ledger, "_CHUNK_BYTES", chunk)
+    written = replace(entry(4, [1, 3, 4, 9, 7]), parked=PARKED, unparked=((40, 40), (42, 49)), extents=PLACES)
+    assert (len(written.records()) > 1) is (chunk < 1000)
     found = read(*written.records(), head(4, witnessed=3).record())
     assert found.entries == (written,)
     assert found.head == head(4, witnessed=3)
     assert (found.topic_id, found.end) == ("T", 50)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"runs": tuple((-(2**63) + 2 * n, -(2**63) + 2 * n) for n in range(60_000))},
+        {"parked": tuple(Parked("unknown_topic", f"ü{n}" * 60, ((n, n),)) for n in range(5_000))},
+        {"extents": tuple(Extent("t" * 249, 2**31 - n, 2**63 - 1, 2**63 - 1, 20_000) for n in range(5_000))},
+    ],
+    ids=["scattered ids", "many reasons", "many partitions"],
+)
+def test_no_record_of_an_entry_is_larger_than_the_client_takes(changes: dict[str, Any]) -> None:
+    records = replace(entry(2**40), **changes).records()
+    sizes = [len(value.encode()) for _, value in records if value is not None]
+    assert max(sizes) < 720_000
+    assert len(records) < 3 + sum(sizes) // 350_000
 
 
 def test_an_entry_that_was_deleted_is_gone() -> None:
@@ -56,7 +82,7 @@ def test_an_entry_that_was_deleted_is_gone() -> None:
 
 
 def test_an_entry_with_a_missing_chunk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_RUNS_A_CHUNK", 1)
+    monkeypatch.setattr(ledger, "_CHUNK_BYTES", 1)
     with pytest.raises(HistoryError, match="no release has written"):
         read(*entry(1, [1, 3, 5]).records()[:2])
 
@@ -69,6 +95,29 @@ def test_what_a_later_release_has_written_is_left_to_it() -> None:
 def test_what_is_none_of_ours_is_refused() -> None:
     with pytest.raises(HistoryError, match="none of ours"):
         read(("head", "not json"))
+
+
+FOREIGN = [
+    ("theirs", "not json"),
+    ("theirs", "[]"),
+    ("theirs", '{"format": 1}'),
+    ("batch/2/0", '{"format":1,"batch":2}'),
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_who_adopts_reads_on_behind_what_is_none_of_ours(foreign: LedgerRecord) -> None:
+    records = [*entry(1).records(), foreign, *entry(3).records(), head(3).record()]
+    with pytest.raises(HistoryError):
+        read(*records)
+    unread: list[tuple[int, str]] = []
+    found = read(*records, unread=unread)
+    assert [each.batch for each in found.entries] == [1, 3]
+    assert found.head == head(3)
+    assert [offset for offset, _ in unread] == [41]
+    unread.clear()
+    assert read(*records[:2], ("head", "not json"), unread=unread).head is None
+    assert [offset for offset, _ in unread] == [42, 41]
 
 
 HISTORY = History(system_identifier=1, timeline=1, table_oid=1)

@@ -4,7 +4,8 @@ An entry is written in the same Kafka transaction as the batch that it describes
 is. Its keys:
 
 - `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went; and which
-  records were parked, with the reason, or published from among the parked ones. Many scattered ids take several chunks.
+  records were parked, with the reason, or published from among the parked ones. What is too much for one record of
+  the ledger (scattered ids, many partitions, many reasons) takes several chunks.
   They are deleted (a null value) once Postgres has witnessed that the batch is purged.
 - `first`, the first record of a transaction, without a value: Kafka adds the ledger's partition to the transaction
   while the batch is on its way, and not when the rest waits for it. A producer's first transaction has none.
@@ -25,7 +26,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -35,7 +37,11 @@ from airflow_outbox.records import Snapshot
 FIRST = "first"
 HEAD = "head"
 FORMAT = 1
-_RUNS_A_CHUNK = 20_000  # of at most some 40 bytes each: below the 1 MB that a broker takes by default
+# With the snapshot, of which every chunk has a copy, less than the 1,000,000 that Kafka's client takes by default.
+_CHUNK_BYTES = 700_000
+_RUN_BYTES = 44
+_EXTENT_BYTES = 90  # beside the topic's name
+_REASON_BYTES = 30  # beside the reason itself
 
 Run = tuple[int, int]
 
@@ -97,7 +103,7 @@ class Entry:
 
     def records(self) -> list[LedgerRecord]:
         """The entry as records of the ledger, in chunks."""
-        chunks = list(_chunked([self.runs, self.unparked, *(parked.runs for parked in self.parked)]))
+        chunks = _chunked(self)
         return [
             (
                 chunk_key(self.batch, number),
@@ -109,12 +115,10 @@ class Entry:
                     view=str(self.view),
                     incarnation=self.incarnation,
                     snapshot=str(self.snapshot),
-                    runs=chunk[0],
-                    unparked=chunk[1],
-                    parked=[
-                        [parked.cause, parked.reason, part] for parked, part in zip(self.parked, chunk[2:], strict=True)
-                    ],
-                    extents=[list(asdict(extent).values()) for extent in self.extents] if number == 0 else [],
+                    runs=chunk.runs,
+                    unparked=chunk.unparked,
+                    parked=chunk.parked,
+                    extents=chunk.extents,
                 ),
             )
             for number, chunk in enumerate(chunks)
@@ -143,6 +147,10 @@ class Head:
         return HEAD, _json(format=FORMAT, **values)
 
 
+Unread = tuple[int, str]
+"""The offset of something in the ledger that no release has written, and what is wrong with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """What a ledger says: its topic's id, the offset of its end, its head (None: there is none) and where that is, and
@@ -156,29 +164,36 @@ class Ledger:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def read(cls, *, topic_id: str, end: int, records: Iterable[tuple[int, str, str | None]]) -> Self:
+    def read(
+        cls,
+        *,
+        topic_id: str,
+        end: int,
+        records: Iterable[tuple[int, str, str | None]],
+        unread: list[Unread] | None = None,
+    ) -> Self:
         """Make sense of committed records (offset, key, value), oldest first.
 
-        Raises HistoryError for what no release has written, SchemaVersionError for what a later one has.
+        Raises HistoryError for what no release has written, unless `unread` takes it; SchemaVersionError for what a
+        later one has.
         """
-        latest: dict[str, str | None] = {}
-        head_offset = 0
-        for offset, key, value in records:
-            latest[key] = value
-            if key == HEAD:
-                head_offset = offset
-        head = latest.pop(HEAD, None)
-        chunks: dict[int, list[dict[str, Any]]] = {}
-        for key, value in latest.items():
+        latest: dict[str, tuple[int, str | None]] = {key: (offset, value) for offset, key, value in records}
+        head_offset, value = latest.pop(HEAD, (0, None))
+        head = None
+        if value is not None:
+            with _noted(unread, head_offset):
+                head = _head(_parsed(HEAD, value))
+        chunks: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        for key, (offset, value) in latest.items():
             if value is not None:
-                chunk = _parsed(key, value)
-                chunks.setdefault(chunk["batch"], []).append(chunk)
-        try:
-            entries = [_entry(parts) for _, parts in sorted(chunks.items())]
-            parsed = None if head is None else _head(_parsed(HEAD, head))
-            return cls(topic_id, end, parsed, head_offset, tuple(entries))
-        except (KeyError, TypeError, ValueError) as error:
-            raise HistoryError(f"the ledger holds what no release has written ({error!r})") from error
+                with _noted(unread, offset):
+                    chunk = _parsed(key, value)
+                    chunks.setdefault(int(chunk["batch"]), []).append((offset, chunk))
+        entries: list[Entry] = []
+        for _, found in sorted(chunks.items()):
+            with _noted(unread, max(offset for offset, _ in found)):
+                entries.append(_entry([chunk for _, chunk in found]))
+        return cls(topic_id, end, head, head_offset, tuple(entries))
 
 
 def chunk_key(batch: int, chunk: int) -> str:
@@ -198,12 +213,45 @@ def expanded(runs: Iterable[Run]) -> list[int]:
     return [number for first, last in runs for number in range(first, last + 1)]
 
 
-def _chunked(groups: Sequence[Sequence[Run]]) -> Iterator[list[Sequence[Run]]]:
-    """Groups of runs in chunks of as many groups, with a bounded number of runs in each chunk; at least one chunk."""
-    longest = max(len(group) for group in groups)
-    share = max(1, _RUNS_A_CHUNK // len(groups))
-    for at in range(0, max(longest, 1), share):
-        yield [group[at : at + share] for group in groups]
+@dataclass(slots=True)
+class _Chunk:
+    """What one record of an entry holds, and for how many bytes more there is room."""
+
+    runs: list[Run] = field(default_factory=list)
+    unparked: list[Run] = field(default_factory=list)
+    parked: list[tuple[str | None, str | None, Sequence[Run]]] = field(default_factory=list)
+    extents: list[list[object]] = field(default_factory=list)
+    room: int = field(default_factory=lambda: _CHUNK_BYTES)
+
+
+def _chunked(entry: Entry) -> list[_Chunk]:
+    """An entry in chunks; at least one. A part that is larger than a chunk has one for itself."""
+    chunks = [_Chunk()]
+
+    def chunk_for(size: int) -> _Chunk:
+        if chunks[-1].room < size:
+            chunks.append(_Chunk())
+        chunks[-1].room -= size
+        return chunks[-1]
+
+    def parts(runs: Sequence[Run], *, with_each: int = 0) -> Iterator[tuple[_Chunk, Sequence[Run]]]:
+        while runs:
+            chunk = chunk_for(with_each + _RUN_BYTES)
+            count = 1 + max(0, chunk.room) // _RUN_BYTES
+            part, runs = runs[:count], runs[count:]
+            chunk.room -= (len(part) - 1) * _RUN_BYTES
+            yield chunk, part
+
+    for chunk, part in parts(entry.runs):
+        chunk.runs += part
+    for chunk, part in parts(entry.unparked):
+        chunk.unparked += part
+    for parked in entry.parked:
+        for chunk, part in parts(parked.runs, with_each=_REASON_BYTES + len(json.dumps(parked.reason))):
+            chunk.parked.append((parked.cause, parked.reason, part))
+    for extent in entry.extents:
+        chunk_for(_EXTENT_BYTES + len(extent.topic)).extents.append(list(asdict(extent).values()))
+    return chunks
 
 
 def _runs(ids: Sequence[int]) -> Iterator[Run]:
@@ -225,17 +273,18 @@ def _entry(parts: list[dict[str, Any]]) -> Entry:
     first = parts[0]
     if len(parts) != first["chunks"]:
         raise ValueError(f"batch {first['batch']} has {len(parts)} of {first['chunks']} chunks")
+    parked: dict[tuple[str | None, str | None], list[Run]] = {}
+    for part in parts:
+        for cause, reason, found in part["parked"]:
+            parked.setdefault((cause, reason), []).extend(_joined([found]))
     return Entry(
         batch=int(first["batch"]),
         view=UUID(first["view"]),
         incarnation=int(first["incarnation"]),
         snapshot=Snapshot.parse(first["snapshot"]),
         runs=_joined(part["runs"] for part in parts),
-        extents=tuple(Extent(*extent) for extent in first["extents"]),
-        parked=tuple(
-            Parked(cause, reason, _joined(part["parked"][place][2] for part in parts))
-            for place, (cause, reason, _) in enumerate(first["parked"])
-        ),
+        extents=tuple(Extent(*extent) for part in parts for extent in part["extents"]),
+        parked=tuple(Parked(cause, reason, tuple(found)) for (cause, reason), found in parked.items()),
         unparked=_joined(part["unparked"] for part in parts),
     )
 
@@ -255,6 +304,20 @@ def _head(values: dict[str, Any]) -> Head:
         beats=int(values["beats"]),
         kept=tuple((int(batch), int(chunks)) for batch, chunks in values["kept"]),
     )
+
+
+@contextmanager
+def _noted(unread: list[Unread] | None, offset: int) -> Iterator[None]:
+    """What no release has written is an error, or is noted."""
+    try:
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise HistoryError(f"the ledger holds what no release has written ({error!r})") from error
+    except HistoryError as error:
+        if unread is None:
+            raise
+        unread.append((offset, error.difference))
 
 
 def _parsed(key: str, value: str) -> dict[str, Any]:
