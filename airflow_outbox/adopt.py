@@ -13,11 +13,14 @@ All of it is one database transaction, which holds the fence row to its end.
 After that every record in the outbox counts as unpublished: one that was published before, and came back by a restore,
 is published once more. Where the operator knows that the database has lost nothing (a planned switch-over), what the
 ledger says is purged first, and nothing is doubled.
+
+A ledger that leaders refuse to read, because it holds something that no release has written, is gone by as far as it
+can be read, and counts as new from its present end on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,7 +34,7 @@ from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
 from airflow_outbox.harvest.parked_records import parked_table, reasons
-from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, expanded
+from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread, expanded
 from airflow_outbox.harvest.protocol.recovery import differences
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import fence_producers
@@ -82,20 +85,24 @@ def _adopt(
     found = table.take_over(view, [table.backend()], member="airflow-outbox adopt")
     names = KafkaNames.of(config, found.outbox_id)
     fence_producers(config, names, found.transactional_id, shard=SHARD)
-    ledger = LedgerReader(config, names, SHARD).read(0)
+    unread: list[Unread] = []
+    ledger = LedgerReader(config, names, SHARD).read_all(unread)
     fence = table.fence(view)
-    accepted = list(differences(fence, ledger))
+    since = fence.witness.offset if fence.witness.topic_id == ledger.topic_id else 0  # no leader reads what is before
+    foreign = {offset: text for offset, text in unread if offset >= since}
+    accepted = list(dict.fromkeys([*foreign.values(), *differences(fence, ledger)]))
     if not accepted or not accept(accepted):
         return None
     if nothing_lost:
-        for entry in ledger.entries:
-            if entry.batch > fence.witness.batch:
+        last = ledger.head.incarnation if ledger.head else fence.incarnation
+        for entry in ledger.entries:  # those of an earlier incarnation were left behind
+            if entry.batch > fence.witness.batch and entry.incarnation == last:
                 _complete(table, view, entry)
     incarnation = _record(
         table,
         view,
-        last_incarnation=ledger.head.incarnation if ledger.head else 0,
-        witness=_witness(fence, ledger),
+        last_incarnation=max((known.incarnation for known in (ledger.head, *ledger.entries) if known), default=0),
+        witness=_witness(fence, ledger, foreign),
         differences=accepted,
         reason=reason,
     )
@@ -113,11 +120,15 @@ def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
         table.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
 
 
-def _witness(fence: Fence, ledger: Ledger) -> Witness:
+def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
+    """Where the ledger is, and where leaders will read it from: its head, or its end, with batches that begin anew,
+    when there is none, or what they would not read, at these offsets, comes after it.
+    """
     head = ledger.head
-    if head is None:
-        return Witness(ledger.topic_id, 0, 0, fence.witness.highest_id)
-    highest_id = max(fence.witness.highest_id, head.highest_id)
+    published = [last for entry in ledger.entries for _, last in entry.runs]
+    highest_id = max([fence.witness.highest_id, *published, *([head.highest_id] if head else [])])
+    if head is None or any(offset >= ledger.head_offset for offset in foreign):
+        return Witness(ledger.topic_id, 0, ledger.end, highest_id)
     return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)
 
 

@@ -174,7 +174,7 @@ def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[s
             yield Finding(Severity.DANGEROUS, f"topic {topic} has one replica: what one broker loses is lost")
     there = sorted(topic for topic, answer in topics.items() if not isinstance(answer, BrokerError))
     for topic, settings in cluster.topic_settings(there).items():
-        yield from _examine_topic_settings(topic, settings)
+        yield from _examine_topic_settings(topic, settings, is_ledger=topic == names.ledger_topic)
 
 
 def _examine_missing_topic(
@@ -188,7 +188,7 @@ def _examine_missing_topic(
         yield Finding(Severity.MISSING, unusable(topic, error, config))
 
 
-def _examine_topic_settings(topic: str, settings: Any) -> Iterator[Finding]:
+def _examine_topic_settings(topic: str, settings: Any, *, is_ledger: bool) -> Iterator[Finding]:
     if isinstance(settings, BrokerError):
         reason = settings.str()
         if settings.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
@@ -200,6 +200,12 @@ def _examine_topic_settings(topic: str, settings: Any) -> Iterator[Finding]:
         yield Finding(
             Severity.DANGEROUS,
             f"topic {topic} has min.insync.replicas=1: acknowledged records can be lost with one broker",
+        )
+    if is_ledger and values.get("cleanup.policy") != "compact":
+        yield Finding(
+            Severity.DANGEROUS,
+            f"topic {topic}, the ledger, has cleanup.policy={values.get('cleanup.policy')}: what tells a successor "
+            "which records are published is deleted after a while. Set it to compact",
         )
     if values.get("unclean.leader.election.enable") == "true":
         yield Finding(

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import cast
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
@@ -21,7 +21,7 @@ from airflow_outbox.harvest.complaints import (
     refused_settings,
 )
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.protocol.ledger import Ledger
+from airflow_outbox.harvest.protocol.ledger import Ledger, Unread
 from airflow_outbox.harvest.topics import KafkaNames
 
 logger = logging.getLogger(__name__)
@@ -48,18 +48,23 @@ class LedgerReader:
         A transaction that is open there is waited for. Raises HistoryError when the ledger does not reach so
         far, KafkaError also when there is none.
         """
-        cluster = self._cluster or Cluster(self._config.kafka)
-        topic_id = self._topic_id(cluster)
-        end = cluster.end_offset(self._topic, self._partition)
+        topic_id, end = self._present()
         if start > end:
             raise HistoryError(f"the ledger ends at offset {end}, and {start} was in it")
-        if start == end:
-            return Ledger.read(topic_id=topic_id, end=end, records=())
-        consumer = self._consumer()
-        try:
-            return Ledger.read(topic_id=topic_id, end=end, records=self._records(consumer, start, end))
-        finally:
-            consumer.close()
+        records = [] if start == end else self._records(start, end)
+        return Ledger.read(topic_id=topic_id, end=end, records=records)
+
+    def read_all(self, unread: list[Unread]) -> Ledger:
+        """All committed records that there are; `unread` takes what no release has written. Raises KafkaError."""
+        topic_id, end = self._present()
+        return Ledger.read(
+            topic_id=topic_id, end=end, records=self._records(OFFSET_BEGINNING, end) if end else [], unread=unread
+        )
+
+    def _present(self) -> tuple[str, int]:
+        """The topic's id, and where it ends now."""
+        cluster = self._cluster or Cluster(self._config.kafka)
+        return self._topic_id(cluster), cluster.end_offset(self._topic, self._partition)
 
     def _topic_id(self, cluster: Cluster) -> str:
         topic = cluster.topics([self._topic])[self._topic]
@@ -100,7 +105,14 @@ class LedgerReader:
         except REFUSALS as error:
             raise refused_settings(error, settings, remedy="Correct kafka or kafka_consumer") from error
 
-    def _records(self, consumer: Consumer, start: int, end: int) -> list[tuple[int, str, str | None]]:
+    def _records(self, start: int, end: int) -> list[tuple[int, str, str | None]]:
+        consumer = self._consumer()
+        try:
+            return self._consumed(consumer, start, end)
+        finally:
+            consumer.close()
+
+    def _consumed(self, consumer: Consumer, start: int, end: int) -> list[tuple[int, str, str | None]]:
         records: list[tuple[int, str, str | None]] = []
         consumer.assign([TopicPartition(self._topic, self._partition, start)])
         deadline = time.monotonic() + self._patience

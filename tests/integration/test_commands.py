@@ -11,7 +11,15 @@ import psycopg
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+from harvesting import wait_until
 
 from airflow_outbox.cli import main
 from airflow_outbox.demo.kafka import EmbeddedKafka
@@ -77,6 +85,19 @@ def test_check_names_dangers_but_does_not_fail_for_them(run: Run) -> None:
     assert all(line.startswith("dangerous: topic airflow-outbox.") for line in lines)
     assert any("has one replica" in line for line in lines)
     assert any("min.insync.replicas=1" in line for line in lines)
+
+
+def test_check_asks_that_the_ledger_be_compacted(run: Run, kafka: EmbeddedKafka) -> None:
+    run("init")
+    assert "cleanup.policy" not in run("check").output
+    ledger = re.search(r"airflow-outbox\.\S+\.ledger", run("check").output)
+    assert ledger is not None
+    entry = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, ledger[0], incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result()
+    says = f"dangerous: topic {ledger[0]}, the ledger, has cleanup.policy=compact,delete"
+    wait_until(lambda: says in run("check").output)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""A ledger that leaders refuse to read is adopted as far as it can be read, and harvesting goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from harvesting import CHILD, Outbox, Process, make_outbox, wait_until
+
+from airflow_outbox.adopt import Adoption, adopt
+from airflow_outbox.connection import connect
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.ledger_reader import LedgerReader
+from airflow_outbox.harvest.protocol.ledger import Ledger, LedgerRecord
+from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.table import OutboxTable
+
+FOREIGN = ("theirs", "not json")
+
+
+@dataclass(slots=True)
+class Damaged:
+    """An outbox that was harvested, and its ledger."""
+
+    outbox: Outbox
+
+    @property
+    def config(self) -> HarvestConfig:
+        return HarvestConfig.validated(self.outbox.settings, source="test")
+
+    @property
+    def names(self) -> KafkaNames:
+        with closing(connect(self.outbox.database, purpose="test")) as connection:
+            return KafkaNames.of(self.config, OutboxTable(connection, self.config.name).identity().outbox_id)
+
+    def drain(self) -> None:
+        process = Process(CHILD, first_line={"config": self.outbox.settings, "until": "drained"})
+        try:
+            process.ends()
+            assert process.popen.returncode == 0, process.events
+        finally:
+            process.end()
+
+    def is_refused(self, reason: str) -> None:
+        process = Process(CHILD, first_line={"config": self.outbox.settings})
+        try:
+            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_leader")), doing=reason)
+            process.popen.terminate()  # it leaves the group, so that the next one need not wait
+            process.ends()
+        finally:
+            process.end()
+
+    def adopt(self, *, nothing_lost: bool = False) -> Adoption | None:
+        return adopt(self.config, reason="a test", nothing_lost=nothing_lost, accept=lambda _: True)
+
+    def ledger(self) -> Ledger:
+        return LedgerReader(self.config, self.names, 0).read_all([])
+
+    def write(self, records: Sequence[LedgerRecord]) -> None:
+        producer = Producer({"bootstrap.servers": self.outbox.bootstrap})
+        for key, value in records:
+            producer.produce(self.names.ledger_topic, value, key, 0)
+        assert producer.flush(20) == 0
+
+    def delete_all(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.outbox.bootstrap})
+        topic = self.names.ledger_topic
+        entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result()
+        time.sleep(0.5)  # until then the broker may still refuse to delete from a compacted topic
+        everything = TopicPartition(topic, 0, -1)
+        admin.delete_records([everything])[everything].result()
+
+
+@pytest.fixture
+def damaged(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Damaged:
+    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+    outbox.stash(20)
+    damaged = Damaged(outbox)
+    damaged.drain()
+    outbox.stash(20, start=20)
+    return damaged
+
+
+def once() -> dict[str, list[int]]:
+    return {f"k{key}": list(range(key, 40, 10)) for key in range(10)}
+
+
+def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
+    damaged.delete_all()
+    damaged.is_refused("does not hold offset")
+    adopted = damaged.adopt()
+    assert adopted is not None
+    assert "does not hold offset" in adopted.differences[0]
+    damaged.drain()
+    assert damaged.outbox.by_key() == once()
+    assert damaged.adopt() is None
+
+
+def test_a_foreign_record_in_the_ledger(damaged: Damaged) -> None:
+    damaged.write([FOREIGN])
+    damaged.is_refused("none of ours")
+    adopted = damaged.adopt()
+    assert adopted is not None
+    assert adopted.differences == ["the ledger's record theirs is none of ours"]
+    damaged.drain()
+    assert damaged.outbox.by_key() == once()
+    assert damaged.adopt() is None  # nobody reads it any more
+
+
+def test_what_can_be_read_beside_a_foreign_record_is_completed_if_nothing_is_lost(damaged: Damaged) -> None:
+    """As if a leader had been killed before it deleted ids 21 to 30, and in an earlier incarnation others."""
+    head = damaged.ledger().head
+    assert head is not None
+    ids = [number for (number,) in damaged.outbox.query("SELECT id FROM outbox ORDER BY id")]
+    (snapshot,) = damaged.outbox.query("SELECT pg_current_snapshot()::text")[0]
+    batch = damaged.ledger().entries[-1]
+    committed = replace(
+        batch, batch=head.batch + 1, snapshot=type(batch.snapshot).parse(snapshot), runs=((ids[0], ids[9]),)
+    )
+    older = replace(committed, batch=head.batch + 2, incarnation=head.incarnation - 1, runs=((ids[10], ids[19]),))
+    told = replace(head, batch=head.batch + 1, highest_id=ids[19] + 1000)
+    damaged.write([*older.records(), *committed.records(), told.record(), FOREIGN])
+    adopted = damaged.adopt(nothing_lost=True)
+    assert adopted is not None
+    assert adopted.incarnation == head.incarnation + 1
+    assert damaged.outbox.query("SELECT id FROM outbox ORDER BY id") == [(number,) for number in ids[10:]]
+    damaged.drain()
+    damaged.outbox.stash(1)
+    assert damaged.outbox.query("SELECT id FROM outbox")[0][0] > ids[19] + 1000
