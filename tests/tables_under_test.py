@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -38,12 +38,16 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableUnderTest:
-    """Two members' tables over one outbox, and a writer's way into it."""
+    """Two members' tables over one outbox, a writer's way into it, and an operator's to its parked records: what is
+    asked of them, by id. `elapse` is when the time of every next try has come.
+    """
 
     one: Table
     other: Table
     commit: Callable[[list[MarkedRecord]], None]
     begin: Callable[[], Writer]
+    ask: Callable[[str, Collection[int]], None]
+    elapse: Callable[[], None]
 
 
 def pending(count: int, *, value: str | None = "value") -> list[MarkedRecord]:

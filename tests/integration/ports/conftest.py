@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 
 import psycopg
 import pytest
@@ -17,6 +17,15 @@ from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import MarkedRecord
 
 
+def simulated_requests(world: World) -> Callable[[str, Collection[int]], None]:
+    def ask(request: str, ids: Collection[int]) -> None:
+        parked = world.database.state.parked
+        numbers = tuple(number for number, row in parked.items() if row.record.id in ids)
+        world.database.statement("ask", numbers, request)
+
+    return ask
+
+
 @pytest.fixture(params=["real", "simulated"])
 async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]:
     if request.param == "simulated":
@@ -27,6 +36,8 @@ async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]
             other,
             lambda records: world.database.stash(*records),
             lambda: SimulatedWriter(world.database),
+            simulated_requests(world),
+            lambda: None,  # it tries again at once
         )
         return
     database = request.getfixturevalue("database")
@@ -45,7 +56,13 @@ async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]
             writers.append(RealWriter(database))
             return writers[-1]
 
-        yield TableUnderTest(real, rival, commit, begin)
+        def ask(request: str, ids: Collection[int]) -> None:
+            connection.execute("UPDATE outbox_parked SET requested = %s WHERE id = ANY(%s)", (request, list(ids)))
+
+        def elapse() -> None:
+            connection.execute("UPDATE outbox_parked SET retry_at = now() WHERE retry_at > now()")
+
+        yield TableUnderTest(real, rival, commit, begin, ask, elapse)
         for writer in writers:
             writer.rollback()
         await real.close()
