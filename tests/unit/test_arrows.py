@@ -80,6 +80,7 @@ def test_decisions_do_no_io() -> None:
         "__future__",
         "airflow_outbox",
         "collections",
+        "contextlib",
         "dataclasses",
         "enum",
         "functools",
