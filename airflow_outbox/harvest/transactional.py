@@ -46,6 +46,7 @@ Report = Callable[[BrokerError | None, Message], None]
 
 _topic = itemgetter(1)
 _NO_TOPIC = "?"
+_FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
 _CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
 
@@ -322,7 +323,7 @@ class KafkaTransactionalLog:
         """Wait until Kafka has all that was sent."""
         deadline = time.monotonic() + self._patience
         try:
-            while self._producer.flush(_CALL_TIME) and self._refused is None:
+            while self._producer.flush(_FLUSH_TIME) and self._refused is None:
                 if time.monotonic() > deadline:
                     raise self._given_up(self._complaint or "Kafka has not taken records in time")
         except CLIENT_ERRORS as error:
