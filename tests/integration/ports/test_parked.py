@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from tables_under_test import ALL, TableUnderTest
 
+from airflow_outbox import parked as parked_table
 from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
@@ -83,6 +84,15 @@ async def test_what_is_parked_leaves_the_outbox_once_and_waits_in_its_lane(scene
     assert await scene.due() == []
 
 
+async def test_what_is_parked_in_slices_is_in_order(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked_table, "_PARKED_AT_ONCE", 2)
+    snapshot = await scene.lead(*(record(number, (A, B)[number % 2]) for number in range(1, 6)))
+    await scene.park(snapshot, because(WAITING, 2, 4, 5), because(Cause.HEADERS, 3, 1))
+    assert await scene.left() == []
+    scene.table.ask("retry", [1, 2])
+    assert await scene.due() == ["v1", "v2", "v3", "v4", "v5"]
+
+
 async def test_only_what_the_snapshot_sees_is_parked(scene: Scene) -> None:
     snapshot = await scene.lead(record(1, A), record(2, A))
     scene.table.commit([record(3, A)])
@@ -121,17 +131,28 @@ async def test_nothing_of_all_lanes_is_due_unless_something_is(scene: Scene) -> 
     assert await scene.due() == ["v1", "v2"]  # in order, whichever was named
 
 
-async def test_what_is_published_is_gone_and_the_next_of_its_lane_is_due(scene: Scene) -> None:
+async def test_what_is_published_is_gone_and_the_next_of_its_lane_is_released(scene: Scene) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, A, B, A), 1)))
     await scene.park(snapshot, because(Cause.HEADERS, 1, 2), because(WAITING, 3, 4, 5))
     scene.table.ask("retry", [1])
     (first,) = await scene.numbers("v1")
     await scene.table.one.unpark(scene.view, [first, first + 1000])
+    assert await scene.due() == []
+    await scene.table.one.release(scene.view)
     assert await scene.due() == ["v3", "v5"]
     assert await scene.waiting() == ({A: 2, B: 2}, set())
     await scene.table.one.unpark(scene.view, await scene.numbers("v3", "v5"))
+    await scene.table.one.release(scene.view)
     assert await scene.due() == []
     assert await scene.waiting() == ({B: 2}, set())
+
+
+async def test_nothing_is_released_of_a_topic_for_which_another_record_stands(scene: Scene) -> None:
+    other = "u", "a"
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, other), 1)))
+    await scene.park(snapshot, because(Cause.TOPIC_NAME, 1), because(WAITING, 2, 3))
+    await scene.table.one.release(scene.view)
+    assert await scene.due() == ["v3"]
 
 
 @pytest.mark.parametrize("end", ["published", "discarded"])
@@ -148,6 +169,7 @@ async def test_a_topic_that_is_parked_goes_on_with_all_its_lanes(scene: Scene, e
         scene.table.ask("discard", [1])
         assert await scene.table.one.discard_requested(scene.view) == [A]
     assert await scene.waiting() == ({A: 1, B: 1, other: 1}, set())
+    await scene.table.one.release(scene.view)
     assert await scene.due() == ["v2", "v4"]
 
 
@@ -156,10 +178,11 @@ async def test_a_refusal_is_noted_and_answers_what_was_asked(scene: Scene) -> No
     await scene.park(snapshot, because(Cause.PARTITION, 1, 3), because(WAITING, 2, 4))
     scene.table.elapse()
     scene.table.ask("retry", [1, 2])
-    one, three = await scene.numbers("v1", "v3")
-    await scene.table.one.note_refusals(scene.view, {one: NEVER, 1000: NEVER})
+    one, two, three = await scene.numbers("v1", "v2", "v3")
+    await scene.table.one.note_refusals(scene.view, {one: NEVER, 1000: NEVER}, others=[two, 1001])
     assert await scene.due() == ["v3", "v4"]
-    await scene.table.one.note_refusals(scene.view, {three: NEVER})
+    await scene.table.one.note_refusals(scene.view, {three: NEVER}, others=[])
+    scene.table.elapse()
     assert await scene.due() == []
     assert await scene.waiting() == ({A: 2, B: 2}, set())
 
@@ -169,7 +192,7 @@ async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: Sce
     await scene.park(snapshot, because(Cause.PARTITION, 1), because(Cause.HEADERS, 2), because(WAITING, 3))
     scene.table.elapse()
     (one,) = await scene.numbers("v1")
-    await scene.table.one.note_refusals(scene.view, {one: Refusal(Cause.UNKNOWN_TOPIC, "now")})
+    await scene.table.one.note_refusals(scene.view, {one: Refusal(Cause.UNKNOWN_TOPIC, "now")}, others=[])
     assert await scene.waiting() == ({A: 2, B: 1}, {"t"})
     scene.table.elapse()
     assert await scene.due() == ["v1", "v2", "v3"]
@@ -178,7 +201,19 @@ async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: Sce
 NEVER = Refusal(Cause.REFUSED, "never")
 
 
-async def test_what_is_to_be_discarded_leaves_its_lane_and_the_next_is_due(scene: Scene) -> None:
+async def test_others_that_were_tried_wait_and_lose_a_cause_that_can_pass(scene: Scene) -> None:
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, C), 1)))
+    await scene.park(snapshot, because(Cause.UNKNOWN_TOPIC, 1), because(Cause.PARTITION, 2), because(Cause.HEADERS, 3))
+    scene.table.elapse()
+    one, two, three = await scene.numbers("v1", "v2", "v3")
+    await scene.table.one.note_refusals(scene.view, {one: NEVER}, others=[two, three])
+    assert await scene.waiting() == ({A: 1, B: 1, C: 1}, set())
+    assert await scene.due() == []
+    await scene.table.one.release(scene.view)
+    assert await scene.due() == ["v2"]
+
+
+async def test_what_is_to_be_discarded_leaves_its_lane_and_the_next_is_released(scene: Scene) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, A, B, B), 1)))
     await scene.park(snapshot, because(Cause.HEADERS, 1, 4), because(WAITING, 2, 3, 5))
     assert await scene.table.one.discard_requested(scene.view) == []
@@ -186,7 +221,8 @@ async def test_what_is_to_be_discarded_leaves_its_lane_and_the_next_is_due(scene
     assert sorted(await scene.table.one.discard_requested(scene.view)) == [A, A, B]
     assert await scene.table.one.discard_requested(scene.view) == []
     assert await scene.waiting() == ({A: 1, B: 1}, set())
-    assert "v3" in await scene.due()
+    await scene.table.one.release(scene.view)
+    assert await scene.due() == ["v3"]
     assert {"v1", "v2", "v5"}.isdisjoint(await scene.due(all_lanes=True))
     (length,) = (await scene.table.one.parked_lengths(transactions(await scene.due_rows(all_lanes=True)))).values()
     assert length.records == 2
@@ -207,7 +243,8 @@ async def test_a_fenced_view_changes_nothing_that_is_parked(scene: Scene) -> Non
     for attempt in (
         scene.table.one.park(scene.view, [because(Cause.HEADERS, 3)], snapshot),
         scene.table.one.unpark(scene.view, [first]),
-        scene.table.one.note_refusals(scene.view, {first: NEVER}),
+        scene.table.one.note_refusals(scene.view, {first: NEVER}, others=[]),
+        scene.table.one.release(scene.view),
     ):
         with pytest.raises(FencedError):
             await attempt
