@@ -64,7 +64,7 @@ class ParkedTable:
             "transaction_id": sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
         }
         self._causes = list(topic_causes)
-        self._passing = [*topic_causes, *passing_causes]
+        self._passing = list(passing_causes)
 
     def lanes(self) -> tuple[dict[Lane, int], set[str]]:
         """How many records wait in each parked lane, and the topics that are parked as such."""
@@ -92,9 +92,12 @@ class ParkedTable:
             return cast("list[OutboxRow]", cursor.fetchall())
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
-        """How many records of each of these transactions wait, and the last one's number."""
+        """How many records of each of these transactions wait, and the last one's number; of those only that may be
+        tried, for nothing in them waits until somebody asks, or somebody has.
+        """
+        ids = [str(number) for number in transaction_ids]
         with translated(self._name):
-            rows = self._execute("lengths", transaction_ids=[str(number) for number in transaction_ids])
+            rows = self._execute("lengths", transaction_ids=ids, passing=self._passing)
             return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
@@ -105,7 +108,8 @@ class ParkedTable:
         """Records were refused again, by number; they are tried again after longer and longer delays. `others` were
         tried with them, and wait for them.
         """
-        values = {"others": list(others), "passing": self._passing, "longest_delay": _LONGEST_DELAY}
+        passing = [*self._causes, *self._passing]
+        values = {"others": list(others), "passing": passing, "longest_delay": _LONGEST_DELAY}
         self._fenced_unless("note_refusals", view=view, **values, **_columns(refusals))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
@@ -113,9 +117,9 @@ class ParkedTable:
         with translated(self._name):
             return [(topic, key) for topic, key in self._execute("discard_requested", view=view)]
 
-    def release(self, view: UUID) -> None:
-        """What was not refused itself, and waits for nothing any more, is due."""
-        self._fenced_unless("release", view=view)
+    def release(self, view: UUID, *, max_records: int) -> bool:
+        """What was not refused itself, and waits for nothing any more, is due. Whether there may be more of it."""
+        return int(self._fenced_unless("release", view=view, max_records=max_records)[1]) >= max_records
 
     def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
         return render(statements("parked.sql")[statement], self._name, **parts)
@@ -128,11 +132,12 @@ class ParkedTable:
 
     def _fenced_unless(
         self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
-    ) -> None:
+    ) -> tuple[Any, ...]:
         with translated(self._name):
             row = self._execute(statement, parts, **values).fetchone()
         if row is None or not row[0]:
             raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
+        return cast("tuple[Any, ...]", row)
 
 
 def _columns(records: Mapping[int, Why]) -> dict[str, list[Any]]:

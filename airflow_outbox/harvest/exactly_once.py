@@ -250,8 +250,9 @@ class ExactlyOnceTerm(Term):
         refusals = await self._refusals(due, parked=True)
         lengths = await self._table.parked_lengths(transactions(due)) if self._atomic else {}
         retry = self._dividing.due(due, refusals, lengths=lengths)
-        if retry.refused:
+        if retry.refused or retry.others:
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
+        if retry.refused:
             self._caution.forget(retry.refused, parked=True)
             if self._parked.admit(retry.passed):
                 self._release_after(self._last_diversion)
@@ -365,7 +366,8 @@ class ExactlyOnceTerm(Term):
                 report_discarded(self._report, discarded)
             if self._releasing is not None and self._ledger.settled.batch >= self._releasing:
                 self._releasing = None
-                await self._table.release(self.view)
+                if await self._table.release(self.view, max_records=self._limits.batch_records):
+                    self._release_after(0)
             self._attended.clear()
             self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
             if self._due:

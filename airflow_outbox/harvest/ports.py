@@ -125,7 +125,9 @@ class Table(Protocol):
         """
 
     async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
-        """How many parked records each of these transactions has, and the last one's number."""
+        """How many parked records each of these transactions has, and the last one's number; of those only that may be
+        tried: that have no record which waits until somebody asks, or somebody has, for a retry of whatever records.
+        """
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         """Delete parked records, by number. Raises FencedError."""
@@ -139,9 +141,9 @@ class Table(Protocol):
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:
         """Discard what operators have asked to discard; the lanes, once for each record. Raises FencedError."""
 
-    async def release(self, view: UUID) -> None:
+    async def release(self, view: UUID, *, max_records: int) -> bool:
         """Make due what nothing holds any more: the first records of lanes, unless they have a cause themselves, or
-        another one has that stands for their topic. Raises FencedError.
+        another one has that stands for their topic. At most so many; whether there may be more. Raises FencedError.
         """
 
     async def heartbeat(

@@ -161,8 +161,8 @@ class PostgresTable:
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:
         return await self._parked(ParkedTable.discard_requested, view)
 
-    async def release(self, view: UUID) -> None:
-        await self._parked(ParkedTable.release, view)
+    async def release(self, view: UUID, *, max_records: int) -> bool:
+        return await self._parked(ParkedTable.release, view, max_records=max_records)
 
     async def _parked(
         self,

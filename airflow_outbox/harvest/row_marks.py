@@ -156,7 +156,8 @@ class RowMarksTerm(Term):
             report_discarded(self._report, discarded)
             if discarded or self._releasing:
                 self._releasing = False
-                await self._table.release(self.view)
+                if await self._table.release(self.view, max_records=self._limits.mark_records):
+                    self._releasing = True
             due = await self._table.parked_due(max_records=self._limits.mark_records, of_all_lanes=False)
             records = [_ParkedRecord._make(row[:7]) for row in due]
             refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}

@@ -7,7 +7,7 @@ SELECT kafka_topic, kafka_key, count(*) FROM {parked} WHERE discarded_at IS NULL
 
 -- topics --
 -- The topics that are parked as such: a record was refused because of its topic.
-SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause = ANY(%(causes)s)
+SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause IS NOT NULL AND cause = ANY(%(causes)s)
 
 -- park --
 -- Moves records out of the outbox, by exact ids, if they are the view's to move; says whether the fence is this view's.
@@ -38,29 +38,41 @@ leader_id = %(view)s
 
 -- due --
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
--- those of the topic; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the number in the parked table in place of the id.
+-- those of the topic; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
+-- number in the parked table in place of the id. By joins: Postgres compares each row with each one asked for, where it takes a subquery in
+-- an OR for large.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
     FROM {parked}
     WHERE discarded_at IS NULL AND (requested = 'retry' OR retry_at <= clock_timestamp())
     ORDER BY number
     LIMIT %(max_records)s
+), chosen AS (
+    (
+        SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic, kafka_key FROM asked) AS lane USING (kafka_topic, kafka_key)
+        WHERE discarded_at IS NULL ORDER BY number LIMIT %(max_records)s
+    ) UNION (
+        SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE of_the_topic) AS topic USING (kafka_topic)
+        WHERE discarded_at IS NULL ORDER BY number LIMIT %(max_records)s
+    ) UNION (
+        SELECT number FROM {parked}
+        WHERE discarded_at IS NULL AND %(of_all_lanes)s AND EXISTS (SELECT FROM asked) ORDER BY number LIMIT %(max_records)s
+    )
 )
 SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, 0, {transaction_id}
-FROM {parked} AS parked
-WHERE discarded_at IS NULL
-  AND ((kafka_topic, kafka_key) IN (SELECT kafka_topic, kafka_key FROM asked)
-       OR kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic)
-       OR (%(of_all_lanes)s AND EXISTS (SELECT FROM asked)))
+FROM chosen JOIN {parked} AS parked USING (number)
 ORDER BY number
 LIMIT %(max_records)s
 
 -- lengths --
--- How many records of each of these transactions wait, and the last one's number.
+-- How many records of each of these transactions wait, and the last one's number; of those only that may be tried. One with a record that
+-- waits until somebody asks may not, unless somebody has asked for a retry of whatever records: they may wait behind it.
 SELECT transaction_id::text::bigint, count(*), max(number)
 FROM {parked}
 WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
 GROUP BY transaction_id
+HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))
+    OR EXISTS (SELECT FROM {parked} WHERE discarded_at IS NULL AND requested = 'retry')
 
 -- unpark --
 -- Deletes parked records that were published, and archives them, where that is wanted.
@@ -73,23 +85,28 @@ SELECT EXISTS (SELECT FROM fence)
 
 -- release --
 -- Makes due what nothing holds any more: the first records of lanes that were not refused themselves, unless one that was stands for their
--- topic.
+-- topic. At most so many at a time; says how many. Two steps, so that the lanes' heads are found in the index alone.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), heads AS (
-    SELECT DISTINCT ON (kafka_topic, kafka_key) number, kafka_topic, cause
+    SELECT DISTINCT ON (kafka_topic, kafka_key) number, kafka_topic
     FROM {parked}
     WHERE discarded_at IS NULL
     ORDER BY kafka_topic, kafka_key, number
 ), released AS (
     UPDATE {parked} SET retry_at = clock_timestamp()
     WHERE number IN (
-        SELECT number FROM heads
-        WHERE cause IS NULL
-          AND kafka_topic NOT IN (SELECT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause = ANY(%(causes)s))
+        SELECT number FROM heads JOIN {parked} AS head USING (number)
+        WHERE cause IS NULL AND retry_at IS NULL AND NOT EXISTS (
+            SELECT FROM {parked} AS standing
+            WHERE standing.kafka_topic = heads.kafka_topic AND standing.discarded_at IS NULL
+              AND standing.cause IS NOT NULL AND standing.cause = ANY(%(causes)s)
+        )
+        LIMIT %(max_records)s
     ) AND EXISTS (SELECT FROM fence)
+    RETURNING number
 )
-SELECT EXISTS (SELECT FROM fence)
+SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 
 -- note_refusals --
 -- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. For others that were tried

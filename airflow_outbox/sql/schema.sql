@@ -98,6 +98,7 @@ ALTER TABLE {parked}
 CREATE INDEX ON {parked} (kafka_topic, kafka_key, number) WHERE discarded_at IS NULL;
 CREATE INDEX ON {parked} (retry_at) WHERE discarded_at IS NULL AND retry_at IS NOT NULL;
 CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS NOT NULL;
+CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
 INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 4);

@@ -81,7 +81,7 @@ def test_version_3_gets_the_newest_indexes(connection: psycopg.Connection[Any]) 
     for schema in ("old", "new"):
         connection.execute(f"CREATE SCHEMA {schema}".encode())
         init_outbox(connection, OutboxName.parse(f"{schema}.outbox"))
-    connection.execute("DROP INDEX old.outbox_parked_transaction_id_idx")
+    connection.execute("DROP INDEX old.outbox_parked_transaction_id_idx, old.outbox_parked_cause_kafka_topic_idx")
     connection.execute("UPDATE old.outbox_leader SET schema_version = 3")
     assert parked_indexes(connection, "old") != parked_indexes(connection, "new")
     init_outbox(connection, OutboxName.parse("old.outbox"))

@@ -62,6 +62,10 @@ class ParkedRow:
     requested: str | None = None
     discarded: bool = False
 
+    @property
+    def waits_to_be_asked_for(self) -> bool:
+        return self.refusal is not None and not self.refusal.cause.can_pass
+
 
 @dataclass(slots=True)
 class State:
@@ -121,15 +125,22 @@ class State:
         for number in numbers:
             del self.parked[number]
 
-    def release(self, transaction_id: int) -> None:
-        """What nothing holds any more is due."""
-        self._change(transaction_id)
+    def released(self, most: int) -> tuple[int, ...]:
+        """The numbers of what nothing holds any more."""
         waiting = [(number, row) for number, row in sorted(self.parked.items()) if not row.discarded]
         topics = {row.record.topic for _, row in waiting if row.refusal and row.refusal.cause.is_of_the_topic}
         heads = {row.record[1:3]: (number, row) for number, row in reversed(waiting)}
-        for number, row in heads.values():
-            if row.refusal is None and row.record.topic not in topics:
-                self.parked[number] = replace(row, due=True)
+        free = [
+            number
+            for number, row in heads.values()
+            if row.refusal is None and not row.due and row.record.topic not in topics
+        ]
+        return tuple(free[:most])
+
+    def release(self, transaction_id: int, numbers: Iterable[int]) -> None:
+        self._change(transaction_id)
+        for number in numbers:
+            self.parked[number] = replace(self.parked[number], due=True)
 
     def refuse(self, transaction_id: int, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
         """Parked rows were refused again, and others were tried with them."""
@@ -137,11 +148,7 @@ class State:
         for number in {*refusals, *others}:
             row = self.parked[number]
             refusal = refusals.get(number)
-            if (
-                refusal is None
-                and row.refusal
-                and not (row.refusal.cause.can_pass or row.refusal.cause.is_of_the_topic)
-            ):
+            if refusal is None and row.waits_to_be_asked_for and row.refusal and not row.refusal.cause.is_of_the_topic:
                 refusal = row.refusal
             self.parked[number] = replace(
                 row,

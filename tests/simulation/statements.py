@@ -263,10 +263,14 @@ class Server:
 
     def parked_lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
         found: dict[int, list[int]] = {}
-        for number, row in self.database.state.parked.items():
-            if row.transaction_id in transaction_ids and not row.discarded:
+        waiting = {number: row for number, row in self.database.state.parked.items() if not row.discarded}
+        for number, row in waiting.items():
+            if row.transaction_id in transaction_ids:
                 found.setdefault(row.transaction_id, []).append(number)
-        return {transaction_id: Length(len(numbers), max(numbers)) for transaction_id, numbers in found.items()}
+        stays = {row.transaction_id for row in waiting.values() if row.waits_to_be_asked_for}
+        if any(row.requested == "retry" for row in waiting.values()):
+            stays.clear()
+        return {number: Length(len(numbers), max(numbers)) for number, numbers in found.items() if number not in stays}
 
     def unpark(self, numbers: Sequence[int]) -> None:
         parked = self.database.state.parked
@@ -277,8 +281,10 @@ class Server:
         there = {number: why for number, why in refusals.items() if number in parked}
         self.database.statement("refuse", there, [number for number in others if number in parked])
 
-    def release(self) -> None:
-        self.database.statement("release")
+    def release(self, max_records: int) -> bool:
+        held = self.database.state.released(max_records)
+        self.database.statement("release", held)
+        return len(held) == max_records
 
     def discard_requested(self) -> list[Lane]:
         asked = [

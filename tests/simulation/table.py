@@ -156,8 +156,12 @@ class SimulatedTable:
         )
         return lanes
 
-    async def release(self, view: UUID) -> None:
-        await self._run_locked(self._purging, "release", self._fenced(view), self._server.release)
+    async def release(self, view: UUID, *, max_records: int) -> bool:
+        def effect() -> bool:
+            return self._server.release(max_records)
+
+        is_all_used: bool = await self._run_locked(self._purging, "release", self._fenced(view), effect)
+        return is_all_used
 
     async def purge(self, view: UUID, ids: Sequence[int]) -> None:
         await self._run_locked(

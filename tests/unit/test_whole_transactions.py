@@ -34,3 +34,10 @@ def test_what_waits_for_a_refused_record_was_tried_with_it_but_not_what_is_there
     refusal = Refusal(Cause.TOO_LARGE, "simulated")
     retry = whole.due(rows, {1: refusal}, lengths={7: Length(2, 2), 8: Length(1, 3), 9: Length(2, 9)})
     assert (retry.published, retry.refused, retry.others) == ([], {1: refusal}, [2, 3])
+
+
+def test_a_transaction_that_may_not_be_tried_waits_and_its_refusal_is_no_news() -> None:
+    whole = WholeTransactions(ParkedLanes({}, ()), Caution(most=10), max_transaction_records=10)
+    rows = [row(1, 7), row(2, 7, "other"), row(3, 8, "other"), row(4, 9, "third")]
+    retry = whole.due(rows, {1: Refusal(Cause.TOO_LARGE, "simulated")}, lengths={8: Length(1, 3), 9: Length(1, 4)})
+    assert ([each[0] for each in retry.published], retry.refused, retry.others) == ([4], {}, [1, 2, 3])

@@ -39,11 +39,7 @@ class Closure:
     def too_large(self, transaction_ids: Iterable[int]) -> dict[int, Refusal]:
         """Those of these transactions that have more records than are published together."""
         return {
-            transaction_id: Refusal(
-                Cause.TOO_LARGE,
-                f"transaction {transaction_id} has {length.records} records, and max_transaction_records is "
-                f"{self._max_transaction_records}",
-            )
+            transaction_id: too_large(transaction_id, length, self._max_transaction_records)
             for transaction_id in transaction_ids
             if (length := self.lengths.get(transaction_id)) is not None
             and length.records > self._max_transaction_records
@@ -85,3 +81,11 @@ def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, L
             known = lengths.get(transaction_id)
             lengths[transaction_id] = Length(1 if known is None else known.records + 1, row[0])
     return lengths
+
+
+def too_large(transaction_id: int, length: Length, most: int) -> Refusal:
+    """Why a transaction of this length is not published."""
+    return Refusal(
+        Cause.TOO_LARGE,
+        f"transaction {transaction_id} has {length.records} records, and max_transaction_records is {most}",
+    )

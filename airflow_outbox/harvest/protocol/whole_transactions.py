@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from airflow_outbox.errors import RecordsRefusedError
+from airflow_outbox.harvest.protocol.closure import too_large
 from airflow_outbox.harvest.protocol.parking import (
-    Cause,
     Caution,
     Diversion,
     Lane,
@@ -68,31 +68,31 @@ class WholeTransactions:
     ) -> Retry[OutboxRow]:
         """Of parked rows, from the first one on: the transactions that can be published now, and the refused records.
 
-        `lengths` are of the transactions as they are parked; of the last ones, rows may be missing. A transaction that
-        is there no more, because another view has published it, waits like those. They stay due, for they were not
-        tried whole.
+        `lengths` are of the transactions as they are parked, that may be tried; others wait, and those that another
+        view has published. Of the last ones rows may be missing: they wait, too, and stay due, for they were not tried
+        whole.
         """
         counts: dict[int, int] = {}
         for row in rows:
             counts[_transaction(row)] = counts.get(_transaction(row), 0) + 1
-        partial = {
-            number for number, count in counts.items() if number not in lengths or count < lengths[number].records
-        }
-        too_large = {
-            number: Refusal(Cause.TOO_LARGE, f"transaction {number} has {length.records} records")
+        held = counts.keys() - lengths.keys()
+        partial = {number for number, length in lengths.items() if counts[number] < length.records}
+        too_long = {
+            number: too_large(number, length, self._max_transaction_records)
             for number, length in lengths.items()
             if length.records > self._max_transaction_records
         }
         nothing = ParkedLanes({}, ())
-        waiting = condemned(rows, parked=nothing, refusals=refusals, already=partial | too_large.keys())
-        refused = {**stand_for_topics(rows, refusals), **_first_rows(rows, too_large, too_large)}
+        waiting = condemned(rows, parked=nothing, refusals=refusals, already=held | partial | too_long.keys())
+        tried = [row for row in rows if _transaction(row) not in held]
+        refused = {**stand_for_topics(tried, refusals), **_first_rows(rows, too_long, too_long)}
         others = [
             row[0]
             for row in rows
             if _transaction(row) in waiting and _transaction(row) not in partial and row[0] not in refused
         ]
         published = [row for row in rows if _transaction(row) not in waiting]
-        return Retry(published, refused, others, passed(rows, refused))
+        return Retry(published, refused, others, passed(tried, refused))
 
 
 def condemned(

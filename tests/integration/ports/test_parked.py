@@ -119,6 +119,7 @@ async def test_a_lane_is_due_from_its_first_record_on_when_its_cause_can_have_pa
     assert first[1:7] == ("t", "a", "v1", ["h"], ["1"], None)
     own = first[TRANSACTION_ID]
     assert own is not None
+    scene.table.ask("retry", [1])  # or it would not be tried, for one of its records waits until somebody asks
     last = max(await scene.numbers("v1", "v2", "v3", "v4", "v5"))
     assert await scene.table.one.parked_lengths([own, own + 1000]) == {own: Length(5, last)}
 
@@ -138,20 +139,30 @@ async def test_what_is_published_is_gone_and_the_next_of_its_lane_is_released(sc
     (first,) = await scene.numbers("v1")
     await scene.table.one.unpark(scene.view, [first, first + 1000])
     assert await scene.due() == []
-    await scene.table.one.release(scene.view)
+    await scene.table.one.release(scene.view, max_records=100)
     assert await scene.due() == ["v3", "v5"]
     assert await scene.waiting() == ({A: 2, B: 2}, set())
     await scene.table.one.unpark(scene.view, await scene.numbers("v3", "v5"))
-    await scene.table.one.release(scene.view)
+    await scene.table.one.release(scene.view, max_records=100)
     assert await scene.due() == []
     assert await scene.waiting() == ({B: 2}, set())
+
+
+async def test_so_many_are_released_at_a_time(scene: Scene) -> None:
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, C, A), 1)))
+    await scene.park(snapshot, because(WAITING, 1, 2, 3, 4))
+    assert await scene.table.one.release(scene.view, max_records=2)
+    assert len({row[2] for row in await scene.due_rows()}) == 2
+    assert not await scene.table.one.release(scene.view, max_records=2)
+    assert await scene.due() == ["v1", "v2", "v3", "v4"]
+    assert not await scene.table.one.release(scene.view, max_records=2)
 
 
 async def test_nothing_is_released_of_a_topic_for_which_another_record_stands(scene: Scene) -> None:
     other = "u", "a"
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, other), 1)))
     await scene.park(snapshot, because(Cause.TOPIC_NAME, 1), because(WAITING, 2, 3))
-    await scene.table.one.release(scene.view)
+    await scene.table.one.release(scene.view, max_records=100)
     assert await scene.due() == ["v3"]
 
 
@@ -169,7 +180,7 @@ async def test_a_topic_that_is_parked_goes_on_with_all_its_lanes(scene: Scene, e
         scene.table.ask("discard", [1])
         assert await scene.table.one.discard_requested(scene.view) == [A]
     assert await scene.waiting() == ({A: 1, B: 1, other: 1}, set())
-    await scene.table.one.release(scene.view)
+    await scene.table.one.release(scene.view, max_records=100)
     assert await scene.due() == ["v2", "v4"]
 
 
@@ -209,7 +220,7 @@ async def test_others_that_were_tried_wait_and_lose_a_cause_that_can_pass(scene:
     await scene.table.one.note_refusals(scene.view, {one: NEVER}, others=[two, three])
     assert await scene.waiting() == ({A: 1, B: 1, C: 1}, set())
     assert await scene.due() == []
-    await scene.table.one.release(scene.view)
+    await scene.table.one.release(scene.view, max_records=100)
     assert await scene.due() == ["v2"]
 
 
@@ -221,9 +232,10 @@ async def test_what_is_to_be_discarded_leaves_its_lane_and_the_next_is_released(
     assert sorted(await scene.table.one.discard_requested(scene.view)) == [A, A, B]
     assert await scene.table.one.discard_requested(scene.view) == []
     assert await scene.waiting() == ({A: 1, B: 1}, set())
-    await scene.table.one.release(scene.view)
+    await scene.table.one.release(scene.view, max_records=100)
     assert await scene.due() == ["v3"]
     assert {"v1", "v2", "v5"}.isdisjoint(await scene.due(all_lanes=True))
+    scene.table.ask("retry", [3])
     (length,) = (await scene.table.one.parked_lengths(transactions(await scene.due_rows(all_lanes=True)))).values()
     assert length.records == 2
 
@@ -244,7 +256,7 @@ async def test_a_fenced_view_changes_nothing_that_is_parked(scene: Scene) -> Non
         scene.table.one.park(scene.view, [because(Cause.HEADERS, 3)], snapshot),
         scene.table.one.unpark(scene.view, [first]),
         scene.table.one.note_refusals(scene.view, {first: NEVER}, others=[]),
-        scene.table.one.release(scene.view),
+        scene.table.one.release(scene.view, max_records=100),
     ):
         with pytest.raises(FencedError):
             await attempt
@@ -254,3 +266,16 @@ async def test_a_fenced_view_changes_nothing_that_is_parked(scene: Scene) -> Non
     assert await scene.waiting() == ({A: 2}, set())
     assert await scene.due() == ["v1", "v2"]
     assert await scene.table.other.discard_requested(new) == [A]
+
+
+async def test_a_transaction_that_waits_for_somebody_to_ask_may_not_be_tried(scene: Scene) -> None:
+    snapshot = await scene.lead(record(1, A), record(2, B))
+    scene.table.commit([record(3, C)])
+    later = (await scene.table.one.read(Reading(), **ALL, transaction_ids=False)).snapshot
+    await scene.park(later, because(Cause.HEADERS, 1), because(WAITING, 2), because(Cause.PARTITION, 3))
+    assert snapshot != later
+    scene.table.elapse()
+    own, other = sorted(transactions(await scene.due_rows(all_lanes=True)))
+    assert (await scene.table.one.parked_lengths([own, other])).keys() == {other}
+    scene.table.ask("retry", [2])
+    assert (await scene.table.one.parked_lengths([own, other])).keys() == {own, other}
