@@ -272,17 +272,25 @@ class Listener:
     async def _execute(
         self, connection: psycopg.AsyncConnection[Any], statement: Any, values: Mapping[str, Any]
     ) -> psycopg.AsyncCursor[Any]:
-        loop = asyncio.get_running_loop()
-        self._credit = min(_BURST, self._credit + (loop.time() - self._credited_at) * MOST_STATEMENTS) - 1
-        self._credited_at = loop.time()
-        if self._credit < 0:
-            await asyncio.sleep(-self._credit / MOST_STATEMENTS)
+        await self._afford()
+        self._credit -= 1
         self.statements += 1
         async with asyncio.timeout(_PATIENCE):
             return await connection.execute(statement, values)
 
+    async def _afford(self) -> None:
+        """Wait until another statement may be sent."""
+        now = asyncio.get_running_loop().time()
+        self._credit = min(_BURST, self._credit + (now - self._credited_at) * MOST_STATEMENTS)
+        self._credited_at = now
+        if self._credit < 1:
+            await asyncio.sleep((1 - self._credit) / MOST_STATEMENTS)
+            self._credit, self._credited_at = 1.0, asyncio.get_running_loop().time()
+
     async def _idle(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Wait for news, somebody new, or the time to look; take note of the news."""
+        """Wait for news, somebody new, or the time to look; take note of the news. All that come until a statement may
+        be sent are for that one.
+        """
         loop = asyncio.get_running_loop()
         loop.add_reader(connection.fileno(), self._wake.set)
         try:
@@ -293,6 +301,7 @@ class Listener:
         finally:
             loop.remove_reader(connection.fileno())
         self._wake.clear()
+        await self._afford()
         async for note in connection.notifies(timeout=0):
             for attended in self._attended.values():
                 if attended.watermarks is not None and attended.channel == note.channel:
