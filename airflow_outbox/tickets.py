@@ -54,9 +54,9 @@ class TicketStatus:
     """How far a ticket's transaction is.
 
     `left` is how many of its records are in the outbox (None: that is not known, or the role may not look; above
-    MOST_COUNTED: more than that); `prepared` the name of a prepared
-    transaction, `prepared_for` how many seconds it has been one. `parked` is how many records are set aside, for
-    `reasons` among others, and `discarded` how many an operator has thrown away.
+    MOST_COUNTED: more than that); `prepared` the name of a prepared transaction, `prepared_for` how many seconds it has
+    been one. `parked` is how many records are set aside, for `reasons` among others, and `discarded` how many an
+    operator has thrown away.
     """
 
     ticket: Ticket
