@@ -10,9 +10,9 @@ from typing import Any, Literal
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
-from airflow_outbox.harvest.config import DeliveryMode, HarvestConfig
+from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.harvest.transactional import producer_id
+from airflow_outbox.harvest.transactional import transactional_ids
 from airflow_outbox.table import SHARD
 
 Resource = Literal["group", "topic", "transactional-id"]
@@ -41,7 +41,7 @@ class Acl:
         return allowed is not None and AclOperation[self.operation] not in allowed
 
 
-def needed_acls(names: KafkaNames, data_topics: Collection[str], *, delivery: DeliveryMode) -> list[Acl]:
+def needed_acls(config: HarvestConfig, names: KafkaNames, data_topics: Collection[str]) -> list[Acl]:
     """The whole list. Reading or writing includes describing, and writing any topic idempotent production."""
     topics = sorted(data_topics)
     ledger = [
@@ -49,7 +49,10 @@ def needed_acls(names: KafkaNames, data_topics: Collection[str], *, delivery: De
         Acl("topic", names.ledger_topic, "WRITE", "harvest"),
         Acl("topic", names.ledger_topic, "CREATE", "init"),
         Acl("topic", names.ledger_topic, "DESCRIBE_CONFIGS", "check"),
-        Acl("transactional-id", producer_id(names, SHARD), "WRITE", "harvest"),
+        *(
+            Acl("transactional-id", transactional_id, "WRITE", "harvest")
+            for transactional_id in transactional_ids(config, names, shard=SHARD)
+        ),
     ]
     return [
         Acl("group", names.leader_group_id, "READ", "harvest"),
@@ -58,7 +61,7 @@ def needed_acls(names: KafkaNames, data_topics: Collection[str], *, delivery: De
         *(Acl("topic", topic, "WRITE", "harvest") for topic in topics),
         Acl("topic", names.leader_topic, "CREATE", "init"),
         *(Acl("topic", topic, "DESCRIBE_CONFIGS", "check") for topic in [names.leader_topic, *topics]),
-        *(ledger if delivery == "exactly_once" else []),
+        *(ledger if config.delivery == "exactly_once" else []),
     ]
 
 

@@ -84,7 +84,7 @@ def _adopt(
     view = uuid4()
     found = table.take_over(view, [table.backend()], member="airflow-outbox adopt")
     names = KafkaNames.of(config, found.outbox_id)
-    fence_producers(config, names, found.transactional_id, shard=SHARD)
+    fence_producers(config, names, found.transactional_ids, shard=SHARD)
     unread: list[Unread] = []
     ledger = LedgerReader(config, names, SHARD).read_all(unread)
     fence = table.fence(view)

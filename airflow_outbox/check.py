@@ -80,7 +80,7 @@ def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
     with closing(connect(config.data_source, purpose="check")) as connection:
         identity = OutboxTable(connection, config.name).identity()
         wanted = {*topics, *_pending_topics(connection, config.name)} or {DATA_TOPIC}
-    return needed_acls(KafkaNames.of(config, identity.outbox_id), wanted, delivery=config.delivery)
+    return needed_acls(config, KafkaNames.of(config, identity.outbox_id), wanted)
 
 
 def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
@@ -162,7 +162,7 @@ def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[s
     topics = cluster.topics({*own, *pending})
     answers = {("topic", topic): answer for topic, answer in topics.items()}
     answers["group", names.leader_group_id] = cluster.group(names.leader_group_id)
-    for acl in needed_acls(names, pending, delivery=config.delivery):
+    for acl in needed_acls(config, names, pending):
         if acl.resource == "transactional-id":
             continue  # Kafka has no question about it that would not fence a leader
         if acl.purpose == "harvest" and acl.missing(answers[acl.resource, acl.name]):

@@ -69,8 +69,8 @@ class Flushed:
 class Fence:
     """The fence row after a take-over, and what the database says of itself beside it.
 
-    `delivery` is the mode in which the outbox was last harvested (None: never), `transactional_id` what the producer of
-    that was known by. `recorded` is the history that the first leader of this incarnation found, `present` today's.
+    `delivery` is the mode in which the outbox was last harvested (None: never), `transactional_ids` what the producers
+    of that were known by. `recorded` is the history that the first leader of this incarnation found, `present` today's.
     `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have said here
     that they are alive, `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id`
     the highest one in the outbox (0: it is empty). `halted` is why harvesting was stopped until `adopt` (None: it was
@@ -81,7 +81,7 @@ class Fence:
     outbox_id: UUID
     incarnation: int
     delivery: str | None
-    transactional_id: str | None
+    transactional_ids: tuple[str, ...]
     recorded: History
     present: History
     witness: Witness

@@ -31,7 +31,7 @@ from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SHARD = 0
 _MOST_OTHERS = 32  # each row of the range is held against every one of them
 
@@ -146,13 +146,13 @@ class OutboxTable:
         row = self._row("fence", {"newest_transaction_id": newest}, view=view, outbox=self.name.text())
         if row is None:
             raise self._fenced()
-        paused, handover, outbox_id, incarnation, delivery, transactional_id, *numbers = row
+        paused, handover, outbox_id, incarnation, delivery, transactional_ids, *numbers = row
         return Fence(
             request=Request(paused=paused, handover=handover),
             outbox_id=outbox_id,
             incarnation=incarnation,
             delivery=delivery,
-            transactional_id=transactional_id,
+            transactional_ids=tuple(transactional_ids),
             recorded=History(*numbers[:3]),
             present=History(*numbers[3:6]),
             witness=Witness(*numbers[6:10]),
@@ -170,13 +170,18 @@ class OutboxTable:
         *,
         delivery: str,
         witness: Witness,
-        transactional_id: str | None = None,
+        transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
         """Record how the term harvests, which ledger it goes by, and, unless they are as before, what its producer is
         known by and how far everything is out. Raises FencedError.
         """
-        values = {"delivery": delivery, "transactional_id": transactional_id, **asdict(witness), **_account(flushed)}
+        values = {
+            "delivery": delivery,
+            "transactional_ids": None if transactional_ids is None else [*transactional_ids],
+            **asdict(witness),
+            **_account(flushed),
+        }
         self._fenced_unless(self._row("begin", view=view, **values))
 
     def prefer_indexes(self) -> None:

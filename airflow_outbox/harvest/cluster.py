@@ -101,6 +101,20 @@ class Cluster:
             raise KafkaError(f"topic {topic}: {answer.str()}")
         return int(answer.offset)
 
+    def stable_offsets(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """How far a consumer that reads committed can get in these partitions now; those that don't answer are left
+        out. Raises KafkaError.
+        """
+        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+        answers = self._client.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT
+        )
+        return {
+            (where.topic, where.partition): int(answer.offset)
+            for where, answer in self._answers(answers).items()
+            if not isinstance(answer, BrokerError)
+        }
+
     def topic_settings(self, names: Collection[str]) -> dict[str, Any]:
         """Settings by topic, or the broker's error."""
         if not names:

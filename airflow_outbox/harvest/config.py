@@ -56,6 +56,11 @@ class Limits(Settings):
     """
     statement_timeout: Duration = 30.0
     """A statement that Postgres has not answered for this long is given up, and with it the term."""
+    transactional_ids: int = Field(default=2, ge=1, le=16)
+    """Kafka producers of a shard that take turns: while one commits a batch, the next one sends another.
+
+    Each has some four threads and buffers of its own.
+    """
     transaction_timeout: Duration = 60.0
     """Kafka gives up a transaction that is open for this long. At most the broker's transaction.max.timeout.ms."""
     delivery_timeout: Duration = 60.0
@@ -111,7 +116,8 @@ class HarvestConfig(Settings):
     ledger_topic: str | None = None
     """The topic of the ledger; by default `airflow-outbox.<outbox id>.ledger`."""
     transactional_id: str | None = None
-    """What Kafka knows the producer by, before a dot and the shard; by default `airflow-outbox.<outbox id>`."""
+    """What Kafka knows the producers by, before the shard and a number, each after a dot; by default
+    `airflow-outbox.<outbox id>`."""
     shards: int = Field(default=1, gt=0)
     """How many shards have leaders of their own. Only shard 0 harvests so far, and it harvests the whole outbox."""
     log_level: LogLevel = "warning"

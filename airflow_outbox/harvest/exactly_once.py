@@ -3,19 +3,24 @@
 Recovering comes first, in this order, and each step relies on the ones before it:
 
 1. the fence row names this view (the caller has taken over): no older view's statement can change anything any more;
-2. the log fences every older producer: no older view's transaction can be committed any more, and none is open;
+2. the log fences every older producer, by all transactional ids that were used since they were last fenced: no older
+   view's transaction can be committed any more, and none is open;
 3. the ledger is read up to its end, so it is complete for all views before this one;
 4. fence row and ledger are held against each other (`protocol.recovery`): they tell of one history, or nothing happens;
-5. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it.
+5. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it;
+6. the transactional ids that this term will use are recorded in the fence row.
 
-Then activities overlap: while batch n is being committed, n+1 is read and n-1 is purged.
+Then activities overlap: while batch n is being committed, n+2 is read, n+1 is sent and n-1 is purged.
 
 - *reading* follows the windows (`protocol.windows`), as far as the bounds leave room;
-- *publishing* puts what has been read into one Kafka transaction, in id order, with its entry in the ledger. It commits
-  only what is on Postgres' disk: a record that a crash of Postgres would undo must not be in Kafka. What can't be
-  published, and what comes after it in its lane, is left out, and the entry says so (`protocol.parking`);
-- *settling* deletes the records of the batches that are committed, and moves those that were left out into the parked
-  table, one batch after the other;
+- *publishing* sends what has been read, in id order, in one Kafka transaction a batch, by producers that take turns
+  (`protocol.turns`). What can't be published, and what comes after it in its lane, is left out (`protocol.parking`).
+  A producer that has a new epoch may have fenced a successor: the fence row is read before it sends anything;
+- *committing* writes the batch's entry into the ledger and commits, one batch after the other. It commits only what is
+  on Postgres' disk: a record that a crash of Postgres would undo must not be in Kafka;
+- *settling* deletes the records of the batches that consumers can read, and moves those that were left out into the
+  parked table, one batch after the other. The transactions that follow tell what can be read; when none does, Kafka is
+  asked;
 - *attending* looks once a second for parked records that are to be published now or discarded.
 
 Any failure or uncertainty ends the term at once, whatever was under way, and nothing is assumed about it: the next view
@@ -49,7 +54,10 @@ from airflow_outbox.pages import OutboxRow
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
-_MAX_UNPURGED = 4  # batches
+_MAX_UNPURGED = 6  # batches
+_LULL = 0.005
+_LONGEST_UNTOLD = 0.5
+"""After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
 
 
 class ExactlyOnceTerm(Term):
@@ -83,6 +91,10 @@ class ExactlyOnceTerm(Term):
         self._pieces: deque[Piece] = deque()
         self._unpurged: deque[tuple[Entry, Batch]] = deque()
         self._decided: deque[Batch] = deque()
+        self._filled: asyncio.Queue[Batch | None] = asyncio.Queue()  # sent, and to be committed
+        self._is_sending = False
+        self._begun = 0  # the number of the batch that was begun last
+        self._commits = 0
         self._held_records = 0
         self._held_bytes = 0
         self._unpurged_records = 0
@@ -97,6 +109,7 @@ class ExactlyOnceTerm(Term):
         self._attended = asyncio.Event()
         self._wake = asyncio.Event()
         self._committed = asyncio.Event()
+        self._heard = asyncio.Event()  # a transaction has told which ones before it can be read
         self._settled_some = asyncio.Event()
         self._all_committed = False
 
@@ -110,18 +123,18 @@ class ExactlyOnceTerm(Term):
         return self._ledger.published
 
     def stop(self) -> None:
-        for event in (self._stopping, self._room_made, self._wake, self._attended):
+        for event in (self._stopping, self._room_made, self._wake, self._attended, self._heard):
             event.set()
 
     async def run(self) -> None:
         await self.recover()
-        await self._run([self._read(), self._publish(), self._settle()], serving=[self._attend()])
+        await self._run(
+            [self._read(), self._publish(), self._commit_filled(), self._settle()], serving=[self._attend()]
+        )
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
-        await self._log.fence(self._log.transactional_id)
-        if self._fence.transactional_id not in (None, self._log.transactional_id):  # it was configured anew
-            await self._log.fence(self._fence.transactional_id)
+        await self._log.fence(self._fence.transactional_ids)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
         recovery = recover(self._fence, ledger)
@@ -132,7 +145,7 @@ class ExactlyOnceTerm(Term):
             self.view,
             delivery=DELIVERY,
             witness=recovery.witness,
-            transactional_id=self._log.transactional_id,
+            transactional_ids=self._log.transactional_ids,
             flushed=flushed,
         )
         self._tracking, self._accounted, self._announced = (
@@ -141,6 +154,7 @@ class ExactlyOnceTerm(Term):
             flushed.watermark,
         )
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
+        self._begun = recovery.witness.batch
         self._take_up(ParkedLanes(*await self._table.parked_lanes()))
 
     def _take_up(self, parked: ParkedLanes) -> None:
@@ -224,27 +238,34 @@ class ExactlyOnceTerm(Term):
             else:
                 self._wake.clear()
                 await self._wake.wait()
-        self._all_committed = True
-        self._committed.set()
+        await self._filled.put(None)
+
+    async def _begin_batch(self, *, unparked: Sequence[int] = ()) -> Batch:
+        self._is_sending = True
+        if await self._log.begin():
+            await self._table.require_fence(self.view)
+        self._begun += 1
+        return Batch(self._begun, unparked=[*unparked])
+
+    async def _fill(self, batch: Batch) -> None:
+        self._is_sending = False
+        self._heard.set()  # whoever waits for the next transaction to tell may have to ask
+        await self._filled.put(batch)
 
     async def _publish_batch(self) -> None:
-        batch = Batch()
+        batch = await self._begin_batch()
         self._dividing.begin()
         while (piece := await self._piece_for(batch)) is not None:
             refusals = await self._refusals(piece.rows)
             diversion = self._dividing.divert(piece.rows, refusals, too_large=piece.too_large)
             if diversion:
-                self._last_diversion = self._ledger.next_batch
+                self._last_diversion = batch.number
             await self._send(batch, diversion.published)
             batch.divert(piece, diversion)
         if not batch.may_end:
             return  # asked to stop; the open transaction will never be committed
-        if self._flushed < batch.written:
-            self._flushed = await self._table.flush(batch.written)
-        await self._commit(batch)
-        self._caution.forget(batch.parked.refused, parked=False)
-        self._dividing.committed()
-        self._caution.succeeded()
+        batch.condemned = self._dividing.condemned
+        await self._fill(batch)
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
         refusals = await self._refusals(due, parked=True)
@@ -265,12 +286,13 @@ class ExactlyOnceTerm(Term):
         self._due_records = self._limits.batch_records
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
-        batch = Batch(unparked=[row[0] for row in published])
+        await self._filled.join()
+        batch = await self._begin_batch(unparked=[row[0] for row in published])
         await self._send(batch, published, parked=True)
-        await self._commit(batch)
+        await self._fill(batch)
+        await self._filled.join()
         self._parked.gone((row[1], row[2]) for row in published)
-        self._release_after(self._ledger.published.batch)
-        self._caution.succeeded()
+        self._release_after(batch.number)
 
     def _release_after(self, batch: int) -> None:
         self._releasing = max(batch, self._releasing or 0)
@@ -283,7 +305,9 @@ class ExactlyOnceTerm(Term):
         if rows:
             try:
                 batch.add(await self._log.publish(rows))
+                self._heard.set()
             except RecordsRefusedError as error:
+                await self._filled.join()  # the batches before it are not uncertain, and count as successes
                 ids = error.records or [row[0] for row in rows]
                 self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
                 if self._atomic and not error.explained and len(together := transactions(rows)) == 1:
@@ -311,20 +335,49 @@ class ExactlyOnceTerm(Term):
         self._room_made.set()
         return piece
 
+    async def _commit_filled(self) -> None:
+        while (batch := await self._filled.get()) is not None:
+            if self._flushed < batch.written:
+                self._flushed = await self._table.flush(batch.written)
+            await self._commit(batch)
+            self._caution.forget(batch.parked.refused, parked=False)
+            self._caution.condemned_transactions -= batch.condemned
+            self._caution.succeeded()
+            self._filled.task_done()
+        self._all_committed = True
+        self._committed.set()
+
     async def _commit(self, batch: Batch) -> None:
-        entry = batch.entry(self._ledger.next_batch, view=self.view, incarnation=self._fence.incarnation)
+        entry = batch.entry(view=self.view, incarnation=self._fence.incarnation)
         highest_id = batch.highest_id
         offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)
         self._unpurged.append((entry, batch))
         self._unpurged_records += batch.records
         self._decided.append(batch)
-        self._track()
+        self._commits += 1
+        batch.commit = self._commits
         self._committed.set()
 
+    async def _await_readable(self, batch: Batch) -> None:
+        """Wait until consumers that read committed can read a batch."""
+        now = asyncio.get_running_loop().time
+        asking_at = now() + _LONGEST_UNTOLD
+        while self._log.readable < batch.commit:
+            self._heard.clear()
+            patience = asking_at - now() if self._is_sending else _LULL
+            if patience > 0 and not self._stopping.is_set():
+                await self._pause(patience, self._heard)
+            if not self._heard.is_set():
+                await self._log.await_readable()
+        batch.is_readable = True
+        self._track()
+
     def _track(self) -> None:
-        """Count batches as published: once committed, and when records were parked, once those can be seen there."""
-        while self._decided and (self._decided[0].is_settled or not self._decided[0].parked):
+        """Count batches as published: once readable, and when records were parked, once those can be seen there."""
+        while self._decided and (
+            self._decided[0].is_settled or (self._decided[0].is_readable and not self._decided[0].parked)
+        ):
             self._tracking.flush(self._decided.popleft().read)
 
     async def _settle(self) -> None:
@@ -335,6 +388,7 @@ class ExactlyOnceTerm(Term):
                 continue
             entry, batch = self._unpurged[0]
             assert batch.witness is not None
+            await self._await_readable(batch)
             watermark = self._tracking.watermark
             announced = watermark if entry.runs and watermark != self._announced else None
             await self._complete(entry, watermark=announced)

@@ -51,11 +51,13 @@ class Table(Protocol):
         *,
         delivery: str,
         witness: Witness,
-        transactional_id: str | None = None,
+        transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
         """Record in the fence row in which mode the term harvests, which ledger it goes by, and, unless they are as
-        before, what its producer is known by and how far everything is out. Raises FencedError.
+        before, what its producers are known by and how far everything is out. Raises FencedError.
+
+        The ids are durably recorded when it returns: none is used before, and one is left out only when it is fenced.
         """
 
     async def holds_marks(self) -> bool:
@@ -223,20 +225,27 @@ class LogFactory(Protocol):
 
 
 class TransactionalLog(Protocol):
-    """A transactional producer to Kafka and the ledger beside it, for one term.
+    """Transactional producers to Kafka, which take turns, and the ledger beside them, for one term.
 
     Any method may raise KafkaError; what it was asked to do may then have happened or not, and the log is of no use any
     more but for `close`. What was not committed is never seen by consumers that read committed.
     """
 
     @property
-    def transactional_id(self) -> str:
-        """What this log's producer is known by, and its predecessors' unless it was configured anew."""
+    def transactional_ids(self) -> Sequence[str]:
+        """What this log's producers are known by."""
 
-    async def fence(self, transactional_id: str) -> None:
-        """End the transaction of every earlier producer of that id, one way or the other, and keep them from new ones.
+    @property
+    def readable(self) -> int:
+        """How many of the transactions that were committed, from the first one on, are known to be readable: consumers
+        that read committed get past them, unless other applications' open transactions hold them back.
+        """
 
-        To be called with the log's own id before anything else.
+    async def fence(self, others: Collection[str] = ()) -> None:
+        """End the transaction of every earlier producer of the log's ids, and of `others`, one way or the other, and
+        keep them from new ones.
+
+        To be called before anything else.
         """
 
     async def ledger(self, start: int) -> Ledger:
@@ -252,15 +261,27 @@ class TransactionalLog(Protocol):
         `again` asks about topics, too, that were refused before.
         """
 
+    async def begin(self) -> bool:
+        """Begin the next transaction, perhaps while others are being committed; waits until its producer is free.
+
+        Returns whether the producer has a new epoch since its last transaction. Then it may have fenced a successor:
+        nothing is to be published before the fence row has been read.
+        """
+
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows, in their order, in the transaction that is open or a new one, and wait until Kafka has them; where
-        they are.
+        """Send rows, in their order, in the transaction that was begun last, and wait until Kafka has them; where they
+        are. It makes known that the last transaction of the same producer is readable.
 
         Raises RecordsRefusedError when it is the records that Kafka does not take.
         """
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger in the same transaction, and commit it; the last one's offset in the ledger."""
+        """Write records into the ledger in the first transaction that is not committed, and commit it; the last one's
+        offset in the ledger. Nothing is published in it any more, and the commit before it has returned.
+        """
+
+    async def await_readable(self) -> None:
+        """Ask Kafka until all that is committed is readable, or as far as the next transactions don't tell it."""
 
     async def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""

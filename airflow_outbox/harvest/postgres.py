@@ -70,7 +70,7 @@ class PostgresTable:
         *,
         delivery: str,
         witness: Witness,
-        transactional_id: str | None = None,
+        transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
         async with self._within(self._statement_timeout):
@@ -79,7 +79,7 @@ class PostgresTable:
                 view,
                 delivery=delivery,
                 witness=witness,
-                transactional_id=transactional_id,
+                transactional_ids=transactional_ids,
                 flushed=flushed,
             )
 

@@ -1,168 +1,79 @@
-"""The port `TransactionalLog` over a transactional confluent-kafka producer."""
+"""The port `TransactionalLog` over confluent-kafka: producers that take turns, and the ledger beside them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import logging
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Self, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Self
 
-from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka import KafkaException, Message, Producer
-
-from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
-from airflow_outbox.harvest.complaints import (
-    CLIENT_ERRORS,
-    REFUSALS,
-    explained,
-    not_allowed,
-    raised,
-    refused_settings,
-)
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
 from airflow_outbox.harvest.ledger_reader import LedgerReader
-from airflow_outbox.harvest.partitioner import Partitioner
-from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction
+from airflow_outbox.harvest.protocol.turns import Place
+from airflow_outbox.harvest.rotation import Rotation
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.transactional_producer import TransactionalProducer, fence_producer
 from airflow_outbox.harvest.worker import Worker
-from airflow_outbox.pages import SIZE, OutboxRow
-
-logger = logging.getLogger(__name__)
-
-Place = tuple[str, int]
-"""A topic's partition."""
-
-Report = Callable[[BrokerError | None, Message], None]
-
-_topic = itemgetter(1)
-_NO_TOPIC = "?"
-_FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
-_CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
+from airflow_outbox.pages import OutboxRow
 
 
-def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict[str, Any]:
-    """The producer's settings: as for any producer, and what transactions need."""
-    timeout = int(config.limits.transaction_timeout * 1000)
-    settings = producer_settings(config)
-    return {
-        **settings,
-        # A batch is flushed when its last record is sent: nothing waits so long.
-        "linger.ms": config.kafka_producer.get("linger.ms", config.kafka.get("linger.ms", 5)),
-        "transactional.id": transactional_id,
-        "transaction.timeout.ms": timeout,
-        "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
-        "socket.timeout.ms": min(timeout - 1000, 60_000),
-    }
+def transactional_ids(config: HarvestConfig, names: KafkaNames, *, shard: int) -> tuple[str, ...]:
+    """What Kafka knows the producers of a shard by."""
+    return tuple(f"{names.transactional_id}.{shard}.{number}" for number in range(config.limits.transactional_ids))
 
 
-def fence_producers(config: HarvestConfig, names: KafkaNames, recorded: str | None, *, shard: int) -> None:
+def fence_producers(config: HarvestConfig, names: KafkaNames, recorded: Collection[str], *, shard: int) -> None:
     """Fence the producers of a shard: those of the configuration, and those that the fence row records.
 
     Raises KafkaError.
     """
-    for transactional_id in {producer_id(names, shard), recorded} - {None}:
-        fence_producer(config, cast("str", transactional_id))
-
-
-def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
-    """End the transaction of every producer of that id, and keep them from new ones. Raises KafkaError."""
-    settings = transactional_settings(config, transactional_id)
-    complaints: list[str] = []
-
-    def complain(error: BrokerError) -> None:
-        complaints.append(explained(error, settings))
-
-    try:
-        producer = Producer({**settings, "error_cb": complain}, logger=logger)
-    except REFUSALS as error:
-        raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
-    _connect(producer)
-    deadline = time.monotonic() + config.limits.transaction_timeout
-    while True:
-        try:
-            return producer.init_transactions(_CALL_TIME)
-        except CLIENT_ERRORS as error:
-            reason = raised(error)
-            if not reason.retriable() or time.monotonic() > deadline:
-                raise KafkaError(complaints[-1] if complaints else _refusal(reason, transactional_id)) from error
-
-
-def _connect(producer: Producer) -> None:
-    """Let a new client connect before it initialises transactions: when it is not connected, it tries again half a
-    second later. Once it has asked twice, it is. It asks for a topic that can't be, so that no broker makes one.
-    """
-    with contextlib.suppress(*CLIENT_ERRORS):
-        for _ in range(2):
-            producer.list_topics(_NO_TOPIC, _CALL_TIME)
-
-
-def producer_id(names: KafkaNames, shard: int) -> str:
-    """What Kafka knows a shard's producer by."""
-    return f"{names.transactional_id}.{shard}"
-
-
-def _refusal(error: BrokerError, transactional_id: str) -> str:
-    if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return not_allowed("WRITE", "transactional-id", transactional_id)
-    return error.str() or error.name()
+    for transactional_id in {*transactional_ids(config, names, shard=shard), *recorded}:
+        fence_producer(config, transactional_id)
 
 
 class KafkaTransactionalLog:
-    """Publishes the batches of one term. One thread makes all calls to the client, in turn."""
+    """Publishes the batches of one term."""
 
     def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int, book: TopicBook) -> None:
         """With tokens it waits for one: use `open`."""
         self._book = book
-        self.transactional_id = producer_id(names, shard)
         self._config = config
         self._names = names
         self._shard = shard
-        self._patience = config.limits.transaction_timeout
-        self._settings = transactional_settings(config, self.transactional_id)
-        if book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
-            self._settings["batch.size"] = min(book.smallest_max_bytes, int(self._settings["batch.size"]))
-        self._transaction = Transaction()
-        self._complaint: str | None = None
-        self._extents: dict[Place, list[int]] = {}
-        self._partitioner = Partitioner(self._settings["partitioner"])
-        self._asks_of_each = False
-        self._has_committed = False
-        self._refused: KafkaError | None = None
-        self._offset = 0
-        self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
-        try:
-            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=logger)
-        except REFUSALS as error:
-            raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
-        self._worker = Worker("outbox-publish", when_idle=self._serve)
+        producers = [
+            TransactionalProducer(config, transactional_id, ledger=(names.ledger_topic, shard), book=book)
+            for transactional_id in transactional_ids(config, names, shard=shard)
+        ]
+        self._rotation = Rotation(producers, stable_offsets=self._stable_offsets)
+        self._provoke = producers[0].provoke
+        self._asker = Worker("outbox-ask")
 
     @classmethod
     async def open(cls, config: HarvestConfig, names: KafkaNames, *, shard: int, book: TopicBook) -> Self:
-        """A new producer, which connects while its caller does something else. `book` is what the process knows of
-        topics.
+        """A new log, which connects while its caller does something else. `book` is what the process knows of topics.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
         log = await asyncio.to_thread(cls, config, names, shard, book)
-        log._worker.run(functools.partial(_connect, log._producer))
         threading.Thread(target=book.connect, name="outbox-connect", daemon=True).start()
         return log
 
-    async def fence(self, transactional_id: str) -> None:
-        if transactional_id == self.transactional_id:
-            await self._worker.call(self._repeat, Call.FENCE, self._producer.init_transactions)
-        else:
-            await self._worker.call(fence_producer, self._config, transactional_id)
+    @property
+    def transactional_ids(self) -> Sequence[str]:
+        return self._rotation.transactional_ids
+
+    @property
+    def readable(self) -> int:
+        return self._rotation.readable
+
+    async def fence(self, others: Collection[str] = ()) -> None:
+        strays = {*others} - {*self.transactional_ids}
+        await asyncio.gather(
+            self._rotation.fence(), *(asyncio.to_thread(fence_producer, self._config, stray) for stray in strays)
+        )
 
     async def ledger(self, start: int) -> Ledger:
         return await asyncio.to_thread(self._read_ledger, start)
@@ -170,239 +81,26 @@ class KafkaTransactionalLog:
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if not again and self._book.passes(rows):
             return {}
-        return await self._worker.call(self._book.examine, rows, provoke=self._provoke, again=again)
+        return await self._asker.call(self._book.examine, rows, provoke=self._provoke, again=again)
+
+    async def begin(self) -> bool:
+        return await self._rotation.begin()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        return await self._worker.call(self._publish, rows)
+        return await self._rotation.publish(rows)
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        return await self._worker.call(self._commit, records)
+        return await self._rotation.commit(records)
+
+    async def await_readable(self) -> None:
+        await self._rotation.await_readable()
 
     async def close(self) -> None:
-        self._worker.run(self._give_up)
-        self._worker.end()
+        await self._rotation.close()
+        self._asker.end()
+
+    async def _stable_offsets(self, places: Collection[Place]) -> Mapping[Place, int]:
+        return await self._asker.call(self._book.cluster.stable_offsets, places)
 
     def _read_ledger(self, start: int) -> Ledger:
         return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster).read(start)
-
-    def _provoke(self, topic: str) -> None:
-        with contextlib.suppress(*CLIENT_ERRORS):
-            self._producer.list_topics(topic, _CALL_TIME)
-
-    def _begin(self) -> None:
-        """Begin a Kafka transaction, unless one is open."""
-        if self._transaction.is_open:
-            return
-        self._transaction.begins(Call.BEGIN)
-        try:
-            self._producer.begin_transaction()
-        except KafkaException as error:
-            raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
-        self._transaction.succeeded(Call.BEGIN)
-        self._asks_of_each, self._book.is_in_doubt = self._book.is_in_doubt, True
-        if self._has_committed:  # before that, what Kafka refuses is to show by itself
-            self._write((FIRST, None))
-
-    def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
-        self._begin()
-        self._transaction.begins(Call.PUBLISH)
-        self._extents.clear()
-        produce = self._producer.produce
-        topics = set(map(_topic, rows))
-        known = None if self._asks_of_each else self._book.partitions(topics)
-        partitions = None if known is None else self._partitioner.choose(rows, known)
-        counts: Mapping[Place, int]
-        reports: Sequence[Report | None]
-        if partitions is None:
-            partitions = [PARTITION_BY_KEY if row[6] is None else row[6] for row in rows]
-            counts, reports = {}, [self._delivered] * len(rows)
-        else:
-            counts, reports = self._edges(rows, partitions, topics)
-        for (number, topic, key, value, names, values, _, _, _), partition, report in zip(
-            rows, partitions, reports, strict=True
-        ):
-            try:
-                produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    on_delivery=report,
-                    headers=list(zip(names, values)) if names else None,  # type: ignore[arg-type]  # noqa: B905
-                )
-            except (KafkaException, BufferError, ValueError, TypeError) as error:
-                raise self._not_produced(number, topic, error) from error
-        self._flush()
-        self._transaction.succeeded(Call.PUBLISH)
-        return [
-            Extent(topic, partition, first, last, counts.get((topic, partition), reported))
-            for (topic, partition), (first, last, reported) in self._extents.items()
-        ]
-
-    def _edges(
-        self, rows: Sequence[OutboxRow], partitions: Sequence[int], topics: Collection[str]
-    ) -> tuple[Mapping[Place, int], list[Report | None]]:
-        """How many records go to each partition, and for each record whether Kafka is asked where it went: that is done
-        for the first and the last of a partition, and for those that may be too large.
-        """
-        counts: Mapping[Place, int]
-        places: Sequence[int | Place]
-        if len(topics) == 1:  # numbers are counted sooner than pairs
-            (topic,) = topics
-            counts = {(topic, partition): count for partition, count in Counter(partitions).items()}
-            places = partitions
-        else:
-            places = found = list(zip(map(_topic, rows), partitions, strict=True))
-            counts = Counter(found)
-        numbers = range(len(places))
-        last = dict(zip(places, numbers, strict=True))
-        first = dict(zip(reversed(places), reversed(numbers), strict=True))
-        reports: list[Report | None] = [None] * len(places)
-        for number in (*first.values(), *last.values(), *self._large(rows)):
-            reports[number] = self._delivered
-        return counts, reports
-
-    def _large(self, rows: Sequence[OutboxRow]) -> list[int]:
-        """The places of rows that a broker may find too large."""
-        limit = self._book.smallest_max_bytes
-        return [] if limit is None else [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
-
-    def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
-        """What to raise for a record that the client does not take."""
-        reason = error.args[0] if isinstance(error, KafkaException) else error
-        if isinstance(reason, BrokerError) and reason.code() not in REFUSED:
-            # The transaction has failed meanwhile, for the reason that an earlier record was not delivered.
-            with contextlib.suppress(*CLIENT_ERRORS):
-                self._producer.flush(_CALL_TIME)
-            return self._given_up(self._why(reason, topic))
-        if isinstance(error, BufferError):
-            return self._given_up("the client's queue is full")
-        text = self._why(reason, topic) if isinstance(reason, BrokerError) else str(error)
-        self._book.doubt(topic)
-        self._transaction.given_up(Call.PUBLISH, text)
-        return RecordsRefusedError(text, records=[number])
-
-    def _given_up(self, reason: str) -> KafkaError:
-        """The producer is of no use any more: for a record that was refused, or else for this reason."""
-        error = self._transaction.given_up(Call.PUBLISH, reason)
-        return self._refused or error
-
-    def _commit(self, records: Sequence[LedgerRecord]) -> int:
-        self._begin()
-        self._transaction.begins(Call.PUBLISH)
-        for record in records:
-            self._write(record)
-        self._flush()
-        if self._purged:
-            raise self._given_up(self._not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
-        self._repeat(Call.COMMIT, self._producer.commit_transaction)
-        self._book.is_in_doubt = False
-        self._has_committed = True
-        return self._offset
-
-    def _write(self, record: LedgerRecord) -> None:
-        key, value = record
-        try:
-            self._producer.produce(
-                self._names.ledger_topic, key=key, value=value, partition=self._shard, on_delivery=self._written
-            )
-        except KafkaException as error:
-            reason = raised(error)
-            if reason.code() == BrokerError._STATE:  # the transaction has failed before, for a record of the batch
-                raise self._given_up(self._why(self._failure() or reason)) from error
-            raise self._given_up(self._not_written(reason)) from error
-        except BufferError as error:
-            raise self._given_up("the client's queue is full") from error
-
-    def _serve(self) -> None:
-        """Let the client call back. What it raises, the next call to it will say again."""
-        with contextlib.suppress(*CLIENT_ERRORS):
-            self._producer.poll(0)
-
-    def _flush(self) -> None:
-        """Wait until Kafka has all that was sent."""
-        deadline = time.monotonic() + self._patience
-        try:
-            while self._producer.flush(_FLUSH_TIME) and self._refused is None:
-                if time.monotonic() > deadline:
-                    raise self._given_up(self._complaint or "Kafka has not taken records in time")
-        except CLIENT_ERRORS as error:
-            raise self._given_up(self._why(raised(error))) from error
-        if self._refused is not None:
-            raise self._given_up(str(self._refused))
-
-    def _repeat(self, call: Call, function: Callable[[float], None]) -> None:
-        """Make a call that may be made again, until its deadline."""
-        self._transaction.begins(call)
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                function(_CALL_TIME)
-            except CLIENT_ERRORS as error:
-                reason = raised(error)
-                complaint = Complaint(
-                    self._why(reason), reason.retriable(), reason.txn_requires_abort(), reason.fatal()
-                )
-                self._transaction.failed(call, complaint, in_time=time.monotonic() < deadline)
-            else:
-                return self._transaction.succeeded(call)
-
-    def _delivered(self, error: BrokerError | None, message: Message) -> None:
-        topic = cast("str", message.topic())
-        if error is not None:
-            if error.code() in REFUSED:
-                self._doubt(error, message)
-                known = isinstance(self._refused, RecordsRefusedError)
-                self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)
-            elif self._refused is None and error.code() != BrokerError._PURGE_QUEUE:
-                name = f"a record (topic {topic}, key {shown(message.key() or b'')})"
-                self._refused = PublishError(f"{name} was not published: {self._why(error, topic)}")
-            return
-        partition, offset = cast("int", message.partition()), cast("int", message.offset())
-        extent = self._extents.get((topic, partition))
-        if extent is None:
-            self._extents[topic, partition] = [offset, offset, 1]
-        else:
-            extent[1] = offset
-            extent[2] += 1
-
-    def _doubt(self, error: BrokerError, message: Message) -> None:
-        topic = cast("str", message.topic())
-        if error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
-            batch_size = int(self._settings["batch.size"])
-            self._book.found_too_large(topic, message.key() or b"", message.value(), batch_size=batch_size)
-        self._book.doubt(topic)
-
-    def _written(self, error: BrokerError | None, message: Message) -> None:
-        if error is None:
-            self._offset = cast("int", message.offset())
-        elif error.code() == BrokerError._PURGE_QUEUE:
-            self._purged = True
-        elif self._refused is None:
-            self._refused = KafkaError(self._not_written(error))
-
-    def _not_written(self, error: BrokerError) -> str:
-        topic = self._names.ledger_topic
-        return f"the ledger was not written: {self._why(error, topic)}. Check topic {topic}"
-
-    def _failure(self) -> BrokerError | None:
-        """Why the transaction under way has failed, if it has: the client tells it to who begins another."""
-        try:
-            self._producer.begin_transaction()
-        except KafkaException as error:
-            return raised(error)
-        return None
-
-    def _why(self, error: BrokerError, topic: str | None = None) -> str:
-        if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED and topic is not None:
-            return not_allowed("WRITE", "topic", topic)
-        if error.code() in (BrokerError._MSG_TIMED_OUT, BrokerError._TIMED_OUT) and self._complaint is not None:
-            return self._complaint
-        return _refusal(error, self.transactional_id)
-
-    def _complain(self, error: BrokerError) -> None:
-        self._complaint = explained(error, self._settings)
-
-    def _give_up(self) -> None:
-        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        del self._producer  # here, because the client's end waits for its own threads

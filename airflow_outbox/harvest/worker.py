@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_IDLE_INTERVAL = 0.1
-
 
 class Worker:
     """Runs calls one after the other in a thread of its own.
@@ -21,9 +19,10 @@ class Worker:
     keep the process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
     """
 
-    def __init__(self, name: str, *, when_idle: Callable[[], object] | None = None) -> None:
-        """`when_idle` is called every tenth of a second in which nothing else is."""
+    def __init__(self, name: str, *, when_idle: Callable[[], object] | None = None, interval: float = 1.0) -> None:
+        """`when_idle` is called every `interval` seconds in which nothing else is."""
         self._when_idle = when_idle
+        self._interval = interval
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -67,7 +66,7 @@ class Worker:
     def _next(self) -> Callable[[], None] | None:
         while self._when_idle is not None:
             try:
-                return self._calls.get(timeout=_IDLE_INTERVAL)
+                return self._calls.get(timeout=self._interval)
             except queue.Empty:
                 self._when_idle()
         return self._calls.get()

@@ -64,7 +64,7 @@ RETURNING true
 -- The fence row, if it is this view's, and what the database says of itself now: the history that it is of, and how far its ids and
 -- transaction ids have come. Ids that come from no sequence never fall back; without the right to read the sequence, its
 -- value is null.
-SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery, transactional_id,
+SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery, transactional_ids,
        system_identifier, timeline, table_oid::bigint,
        (pg_control_system()).system_identifier,
        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
@@ -78,9 +78,9 @@ FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS seq
 WHERE shard = %(shard)s AND view = %(view)s
 
 -- begin --
--- Records how the term harvests, which ledger it goes by, and what its producer is known by (null: as before).
+-- Records how the term harvests, which ledger it goes by, and what its producers are known by (null: as before).
 UPDATE {leader}
-SET delivery = %(delivery)s, transactional_id = coalesce(%(transactional_id)s, transactional_id), ledger_topic_id = %(topic_id)s,
+SET delivery = %(delivery)s, transactional_ids = coalesce(%(transactional_ids)s::text[], transactional_ids), ledger_topic_id = %(topic_id)s,
     witnessed_batch = %(batch)s, ledger_offset = %(offset)s, highest_id = %(highest_id)s, beats = beats + 1,
     watermark = coalesce(%(watermark)s::pg_snapshot, watermark), covered_batch = coalesce(%(covered_batch)s, covered_batch),
     topics = coalesce(%(topics)s::jsonb, topics), uncovered = coalesce(%(uncovered)s::jsonb, uncovered)

@@ -37,7 +37,7 @@ CREATE TABLE {leader} (
     paused            BOOLEAN NOT NULL DEFAULT false,
     handover_asked_at TIMESTAMPTZ,
     delivery          TEXT,
-    transactional_id  TEXT,
+    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     system_identifier BIGINT,
     timeline          INTEGER,
     table_oid         OID,

@@ -1,16 +1,19 @@
 """A simulated Kafka: partitions of topics, transactional producers, and the compacted ledger.
 
 A *transactional id* has an epoch; whoever initialises it raises the epoch, and the coordinator refuses all older ones
-from then on. The coordinator first *decides* a transaction (from then on it is committed, or aborted, whoever dies),
-and writes its markers into the partitions after that, one by one. A consumer that reads committed sees a partition up
-to its *last stable offset*, the first record of a transaction that has no marker there yet, and nothing of aborted
-ones.
+from then on. Within an epoch it can't tell a request of this transaction from a late copy of one before: whatever
+arrives acts in the transaction that is open. Only records that arrive again are known by their sequence numbers. A
+partition takes records of a transaction that it was added to.
+
+The coordinator first *decides* a transaction (from then on it is committed, or aborted, whoever dies), and writes its
+markers into the partitions after that, one by one. A consumer that reads committed sees a partition up to its *last
+stable offset*, the first record of a transaction that has no marker there yet, and nothing of aborted ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -30,6 +33,10 @@ class Fenced(Exception):
     """The producer's epoch is an old one."""
 
 
+class NotInTransaction(Exception):
+    """The partition was not added to the transaction, or none is open."""
+
+
 class Concurrent(Exception):
     """The transaction before it has not got all its markers yet: to be tried again."""
 
@@ -39,7 +46,7 @@ class KafkaTransaction:
     """`committed` is None until it is decided, at `decided_at` in the world's count."""
 
     number: int
-    places: dict[Place, int] = field(default_factory=dict)  # to the first offset
+    places: dict[Place, None] = field(default_factory=dict)
     committed: bool | None = None
     decided_at: int = 0
     unmarked: set[Place] = field(default_factory=set)
@@ -120,6 +127,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.epoch = -1
         self.transaction: KafkaTransaction | None = None  # open, or decided and without all its markers
+        self.taken: dict[Place, dict[int, int]] = {}  # offsets of records of this epoch, by the first sequence number
 
 
 class Broker:
@@ -166,14 +174,13 @@ class Broker:
         transaction = coordinator.transaction
         if transaction is not None:
             if transaction.committed is None:
-                coordinator.epoch += 1
+                self._raise_epoch(coordinator)
                 self._decide(coordinator, transaction, committed=False)
             raise Concurrent
-        coordinator.epoch += 1
-        return coordinator.epoch
+        return self._raise_epoch(coordinator)
 
-    def produce(self, transactional_id: str, epoch: int, place: Place, records: list[tuple[Any, Any]]) -> int:
-        """Append records in the producer's transaction, which begins with its first; the first one's offset."""
+    def add(self, transactional_id: str, epoch: int, places: Collection[Place]) -> None:
+        """Add partitions to the producer's transaction, which begins with the first ones."""
         coordinator = self._required(transactional_id, epoch)
         transaction = coordinator.transaction
         if transaction is None:
@@ -183,16 +190,33 @@ class Broker:
             loop.call_later(self._timeout, self._expire, coordinator, transaction, context=ELSEWHERE)
         elif transaction.committed is not None:
             raise Concurrent
-        partition = self.partition(place)
-        offsets = [partition.append(key, value, transaction, self._tick()) for key, value in records]
-        transaction.places.setdefault(place, offsets[0])
-        return offsets[0]
+        transaction.places |= dict.fromkeys(places)
+
+    def produce(
+        self, transactional_id: str, epoch: int, place: Place, records: list[tuple[Any, Any]], *, sequence: int
+    ) -> int:
+        """Append records in the producer's transaction, unless they are there; the first one's offset."""
+        coordinator = self._required(transactional_id, epoch)
+        taken = coordinator.taken.setdefault(place, {})
+        if sequence not in taken:
+            transaction = coordinator.transaction
+            if transaction is None or transaction.committed is not None or place not in transaction.places:
+                raise NotInTransaction
+            partition = self.partition(place)
+            taken[sequence] = partition.end
+            for key, value in records:
+                partition.append(key, value, transaction, self._tick())
+        return taken[sequence]
 
     def end(self, transactional_id: str, epoch: int, *, committed: bool) -> None:
         coordinator = self._required(transactional_id, epoch)
         transaction = coordinator.transaction
         if transaction is not None and transaction.committed is None:
             self._decide(coordinator, transaction, committed=committed)
+
+    def stable_offsets(self, places: Collection[Place]) -> dict[Place, int]:
+        """How far consumers that read committed can get."""
+        return {place: self.partition(place).stable for place in places}
 
     def append(self, place: Place, key: Any, value: Any) -> int:
         """Of a producer without transactions."""
@@ -211,8 +235,13 @@ class Broker:
 
     def _expire(self, coordinator: Coordinator, transaction: KafkaTransaction) -> None:
         if transaction.committed is None:
-            coordinator.epoch += 1
+            self._raise_epoch(coordinator)
             self._decide(coordinator, transaction, committed=False)
+
+    def _raise_epoch(self, coordinator: Coordinator) -> int:
+        coordinator.epoch += 1
+        coordinator.taken = {}
+        return coordinator.epoch
 
     def _decide(self, coordinator: Coordinator, transaction: KafkaTransaction, *, committed: bool) -> None:
         transaction.committed, transaction.decided_at = committed, self._tick()

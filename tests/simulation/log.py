@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
-from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, Place
+from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, NotInTransaction, Place
 from simulation.network import Answer, Link, Network
 
 from airflow_outbox.errors import HistoryError, KafkaError, PublishError, RecordsRefusedError
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
+from airflow_outbox.harvest.protocol.transaction import JITTER, Call, Transaction
+from airflow_outbox.harvest.rotation import Rotation
 from airflow_outbox.pages import OutboxRow
 from airflow_outbox.table import MarkedRecord
 
 MAX_VALUE_SIZE = 1_000_000
 TRANSACTIONAL_ID = "outbox"
+PRODUCERS = 2
 _PATIENCE = 6.0
+_REQUEST_TIME = 2.0
 _RETRY_INTERVAL = 0.05
+_BACKOFF = 0.5
+_GAP = _BACKOFF * (1 - JITTER)
 
 
 def place_of(topic: str, key: str | bytes, partition: int | None) -> Place:
@@ -34,19 +41,159 @@ def kafka_link(network: Network) -> Link:
     return Link(network, KafkaError, patience=_PATIENCE)
 
 
-class SimulatedTransactionalLog:
-    """A transactional producer, and the ledger. What one call asks of the broker comes in several questions."""
+class Answered(KafkaError):
+    """What a broker has refused; it is not asked again."""
 
-    def __init__(self, broker: Broker, link: Link, transactional_id: str = TRANSACTIONAL_ID) -> None:
+
+class SimulatedProducer:
+    """A transactional producer. What one call asks of the broker comes in several questions.
+
+    As librdkafka does, it asks again by itself, under the same epoch, when no answer comes, and tells nobody; the first
+    question may still arrive.
+    """
+
+    def __init__(self, broker: Broker, link: Link, transactional_id: str) -> None:
         self._broker = broker
         self._link = link
         self.transactional_id = transactional_id
-        self._epoch = -1
+        self.epoch = -1
+        self._sequences: Counter[Place] = Counter()
+        self._added: set[Place] = set()
+        self._transaction = Transaction(gap=_GAP)
 
-    async def fence(self, transactional_id: str) -> None:
-        epoch = await self._ask("fence", lambda: self._broker.initialise(transactional_id))
-        if transactional_id == self.transactional_id:
-            self._epoch = epoch
+    @property
+    def needs_epoch(self) -> bool:
+        return self._transaction.needs_epoch
+
+    async def fence(self) -> None:
+        self._transaction.begins(Call.FENCE)
+        self.epoch = await self._ask("fence", lambda: self._broker.initialise(self.transactional_id))
+        self._transaction.succeeded(Call.FENCE, seconds=0)
+
+    async def renew(self) -> None:
+        self._sequences.clear()
+        self._transaction = Transaction(gap=_GAP)
+        await self.fence()
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        with self._timed(Call.PUBLISH):
+            if not all(self._broker.takes(row) for row in rows):
+                raise RecordsRefusedError("simulated: a record is refused", explained=True)
+            places: dict[Place, list[tuple[Any, Any]]] = {}
+            for row in rows:
+                places.setdefault(place_of(row[1], row[2], row[6]), []).append((row[2], row))
+            await self._add(places)
+            sending = [asyncio.create_task(self._send(place, records)) for place, records in places.items()]
+            try:
+                return await asyncio.gather(*sending)
+            finally:
+                for task in sending:
+                    task.cancel()
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        epoch = self.epoch
+        with self._timed(Call.COMMIT):
+            await self._add([LEDGER])
+            first = await self._produce("commit", LEDGER, list(records))
+            await self._ask("end", lambda: self._broker.end(self.transactional_id, epoch, committed=True))
+            self._added.clear()
+        return first + len(records) - 1
+
+    def close(self) -> None:
+        """A producer that is gone leaves its transaction open, until it is fenced or the coordinator's time is up."""
+
+    async def _send(self, place: Place, records: list[tuple[Any, Any]]) -> Extent:
+        half = len(records) // 2  # in two requests, so that a producer may die in between
+        first = last = await self._produce("publish", place, records[: half + 1])
+        last += half
+        if records[half + 1 :]:
+            last = await self._produce("publish", place, records[half + 1 :])
+            last += len(records[half + 1 :]) - 1
+        return Extent(*place, first, last, len(records))
+
+    async def _add(self, places: Collection[Place]) -> None:
+        if new := set(places) - self._added:
+            epoch = self.epoch
+            await self._ask("add", lambda: self._broker.add(self.transactional_id, epoch, new))
+            self._added |= new
+
+    async def _produce(self, name: str, place: Place, records: list[tuple[Any, Any]]) -> int:
+        epoch, sequence = self.epoch, self._sequences[place]
+        self._sequences[place] += len(records)
+        offset: int = await self._ask(
+            name,
+            lambda: self._broker.produce(self.transactional_id, epoch, place, records, sequence=sequence),
+        )
+        return offset
+
+    @contextmanager
+    def _timed(self, call: Call) -> Iterator[None]:
+        """Begin a transaction unless one is open, make a call in it, and give the producer up if it fails."""
+        if not self._transaction.is_open:
+            self._transaction.begins(Call.BEGIN)
+            self._transaction.succeeded(Call.BEGIN, seconds=0)
+        started = asyncio.get_running_loop().time()
+        self._transaction.begins(call)
+        try:
+            yield
+        except KafkaError as error:
+            self._transaction.given_up(call, str(error))
+            raise
+        self._transaction.succeeded(call, seconds=asyncio.get_running_loop().time() - started)
+
+    async def _ask(self, name: str, effect: Callable[[], Any]) -> Any:
+        def answered(answer: Answer) -> None:
+            try:
+                answer.give(effect())
+            except Concurrent:
+                answer.give(Concurrent)
+            except Fenced:
+                answer.refuse(Answered("simulated: the producer is fenced"))
+            except NotInTransaction:
+                answer.refuse(Answered("simulated: the partition is not in the transaction"))
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _PATIENCE
+        while True:
+            try:
+                result = await self._link.ask(name, answered, patience=_REQUEST_TIME)
+            except Answered:
+                raise
+            except KafkaError:
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(_BACKOFF * (1 + JITTER * (2 * self._link.network.random.random() - 1)))
+                continue
+            if result is not Concurrent:
+                return result
+            await asyncio.sleep(_RETRY_INTERVAL)
+
+
+class SimulatedTransactionalLog:
+    """Transactional producers, which take turns as the real ones do, and the ledger."""
+
+    producer: ClassVar[type[SimulatedProducer]] = SimulatedProducer
+
+    def __init__(
+        self, broker: Broker, link: Link, transactional_id: str = TRANSACTIONAL_ID, *, producers: int = PRODUCERS
+    ) -> None:
+        self._broker = broker
+        self._link = link
+        self.producers = [self.producer(broker, link, f"{transactional_id}.{number}") for number in range(producers)]
+        self.rotation = Rotation(self.producers, stable_offsets=self._stable_offsets)
+
+    @property
+    def transactional_ids(self) -> Sequence[str]:
+        return self.rotation.transactional_ids
+
+    @property
+    def readable(self) -> int:
+        return self.rotation.readable
+
+    async def fence(self, others: Collection[str] = ()) -> None:
+        await self.rotation.fence()
+        for other in sorted({*others} - {*self.transactional_ids}):
+            await SimulatedProducer(self._broker, self._link, other).fence()
 
     async def ledger(self, start: int) -> Ledger:
         broker = self._broker
@@ -73,55 +220,26 @@ class SimulatedTransactionalLog:
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         return examined(self._broker, rows)
 
+    async def begin(self) -> bool:
+        return await self.rotation.begin()
+
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        if not all(self._broker.takes(row) for row in rows):
-            raise RecordsRefusedError("simulated: a record is refused", explained=True)
-        places: dict[Place, list[tuple[Any, Any]]] = {}
-        for row in rows:
-            places.setdefault(place_of(row[1], row[2], row[6]), []).append((row[2], row))
-
-        async def send(place: Place, records: list[tuple[Any, Any]]) -> Extent:
-            half = len(records) // 2  # in two requests, so that a producer may die in between
-            first = last = await self._produce("publish", place, records[: half + 1])
-            last += half
-            if records[half + 1 :]:
-                last = await self._produce("publish", place, records[half + 1 :])
-                last += len(records[half + 1 :]) - 1
-            return Extent(*place, first, last, len(records))
-
-        sending = [asyncio.create_task(send(place, records)) for place, records in places.items()]
-        try:
-            return await asyncio.gather(*sending)
-        finally:
-            for task in sending:
-                task.cancel()
+        return await self.rotation.publish(rows)
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        first = await self._produce("commit", LEDGER, list(records))
-        await self._ask("end", lambda: self._broker.end(self.transactional_id, self._epoch, committed=True))
-        return first + len(records) - 1
+        return await self.rotation.commit(records)
+
+    async def await_readable(self) -> None:
+        await self.rotation.await_readable()
 
     async def close(self) -> None:
-        """A producer that is gone leaves its transaction open, until it is fenced or the coordinator's time is up."""
+        await self.rotation.close()
 
-    async def _produce(self, name: str, place: Place, records: list[tuple[Any, Any]]) -> int:
-        offset: int = await self._ask(
-            name, lambda: self._broker.produce(self.transactional_id, self._epoch, place, records)
+    async def _stable_offsets(self, places: Collection[Place]) -> Mapping[Place, int]:
+        offsets: Mapping[Place, int] = await self._link.ask(
+            "stable offsets", lambda answer: answer.give(self._broker.stable_offsets(places))
         )
-        return offset
-
-    async def _ask(self, name: str, effect: Callable[[], Any]) -> Any:
-        def answered(answer: Answer) -> None:
-            try:
-                answer.give(effect())
-            except Concurrent:
-                answer.give(Concurrent)
-            except Fenced:
-                answer.refuse(KafkaError("simulated: the producer is fenced"))
-
-        while (result := await self._link.ask(name, answered)) is Concurrent:
-            await asyncio.sleep(_RETRY_INTERVAL)
-        return result
+        return offsets
 
 
 def examined(broker: Broker, rows: Sequence[Any]) -> dict[int, Refusal]:

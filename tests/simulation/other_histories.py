@@ -16,7 +16,7 @@ from uuid import UUID
 from simulation.checker import complaints
 from simulation.histories import History, history_errors
 from simulation.kafka import LEDGER, Concurrent, Partition
-from simulation.log import TRANSACTIONAL_ID
+from simulation.log import PRODUCERS, TRANSACTIONAL_ID
 
 from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.harvest.protocol.ledger import HEAD, Ledger
@@ -127,8 +127,9 @@ class Adopted(OtherHistory):
         """What `airflow-outbox adopt` does, all at once."""
         database, broker = self.world.database, self.world.broker
         for _ in range(2):
-            with contextlib.suppress(Concurrent):
-                broker.initialise(TRANSACTIONAL_ID)
+            for number in range(PRODUCERS):
+                with contextlib.suppress(Concurrent):
+                    broker.initialise(f"{TRANSACTIONAL_ID}.{number}")
             await asyncio.sleep(1)
         partition, fence = broker.partition(LEDGER), database.state.fence
         records = [(record.offset, record.key, record.value) for record in partition.committed()]

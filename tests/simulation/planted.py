@@ -16,7 +16,10 @@ from simulation.log import SimulatedTransactionalLog
 from simulation.planted_ports import (
     FencesLate,
     FencesNobody,
+    FencesOne,
+    ForgetsOthers,
     ForgetsPurges,
+    KeepsItsEpoch,
     LedgerApart,
     LedgerFirst,
     NeverFlushes,
@@ -24,6 +27,8 @@ from simulation.planted_ports import (
     PurgesUnseen,
     TakesCommitForDone,
     TakesCommitForFailed,
+    TakesDecidedForReadable,
+    TrustsItsRenewal,
     Unfenced,
 )
 from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
@@ -262,6 +267,11 @@ AT_LEAST_ONCE = Design(delivery="at_least_once")
 BUGS: Collection[Bug] = (
     _table("the fence row is ignored", Unfenced),
     _log("older producers are not fenced", FencesNobody),
+    _log("only one of several producers is fenced", FencesOne),
+    Bug("producers of other names are not fenced", "renamed", Design(transactional_log=ForgetsOthers)),
+    _log("a request that may come twice leaves the epoch as it is", KeepsItsEpoch),
+    _log("the fence row is not read after a producer was renewed", TrustsItsRenewal),
+    _log("what is decided counts as readable", TakesDecidedForReadable),
     _log("the ledger is read before older producers are fenced", FencesLate),
     _recovery("what the ledger says is committed is not purged", _forgets_ledger),
     _log("the ledger is written after the transaction", LedgerApart),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Any
 from uuid import UUID
 
 from simulation.kafka import LEDGER
-from simulation.log import SimulatedTransactionalLog
+from simulation.log import SimulatedProducer, SimulatedTransactionalLog
 from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
+from airflow_outbox.harvest.protocol.transaction import Call, State
 from airflow_outbox.pages import OutboxRow
 from airflow_outbox.records import Snapshot
 
@@ -76,77 +77,153 @@ class ForgetsPurges(SimulatedTable):
 class FencesLate(SimulatedTransactionalLog):
     """Reads the ledger before it fences the producers of earlier views."""
 
-    async def fence(self, transactional_id: str) -> None:
-        self._fenced = False
+    _has_fenced = False
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        await self._fence_at_last()
-        return await SimulatedTransactionalLog.publish(self, rows)
+    async def fence(self, others: Collection[str] = ()) -> None:
+        self._others = others
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        await self._fence_at_last()
-        return await SimulatedTransactionalLog.commit(self, records)
-
-    async def _fence_at_last(self) -> None:
-        if not self._fenced:
-            await SimulatedTransactionalLog.fence(self, self.transactional_id)
-            self._fenced = True
+    async def begin(self) -> bool:
+        if not self._has_fenced:
+            self._has_fenced = True
+            await SimulatedTransactionalLog.fence(self, self._others)
+        return await SimulatedTransactionalLog.begin(self)
 
 
 class FencesNobody(SimulatedTransactionalLog):
-    """A producer that no other knows of."""
+    """Producers that no other knows of."""
 
     numbers = count()
 
-    async def fence(self, transactional_id: str) -> None:
-        if self._epoch < 0:
-            self.transactional_id += str(next(self.numbers))
-            await SimulatedTransactionalLog.fence(self, self.transactional_id)
+    async def fence(self, others: Collection[str] = ()) -> None:
+        for producer in self.producers:
+            producer.transactional_id += f" {next(self.numbers)}"
+        await self.rotation.fence()
+
+
+class FencesOne(SimulatedTransactionalLog):
+    """Fences the first of several producers; the others when it first needs them."""
+
+    _has_fenced = False
+
+    async def fence(self, others: Collection[str] = ()) -> None:
+        await self.producers[0].fence()
+
+    async def begin(self) -> bool:
+        if not self._has_fenced:
+            self._has_fenced = True
+            for producer in self.producers[1:]:
+                await producer.fence()
+        return await SimulatedTransactionalLog.begin(self)
+
+
+class ForgetsOthers(SimulatedTransactionalLog):
+    """Fences the producers that it will use itself, and no others that earlier views have used."""
+
+    async def fence(self, others: Collection[str] = ()) -> None:
+        await SimulatedTransactionalLog.fence(self)
+
+
+class TrustsItsRenewal(SimulatedTransactionalLog):
+    """Does not say that a producer has a new epoch, so nobody reads the fence row."""
+
+    async def begin(self) -> bool:
+        await SimulatedTransactionalLog.begin(self)
+        return False
+
+
+class TakesDecidedForReadable(SimulatedTransactionalLog):
+    """Takes for readable what the coordinator has decided."""
+
+    _commits = 0
+
+    @property
+    def readable(self) -> int:
+        return self._commits
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        offset = await SimulatedTransactionalLog.commit(self, records)
+        self._commits += 1
+        return offset
+
+
+class _KeepsItsEpoch(SimulatedProducer):
+    @property
+    def needs_epoch(self) -> bool:
+        return False
+
+
+class KeepsItsEpoch(SimulatedTransactionalLog):
+    """Begins the next transaction in the epoch of one of which a request may still come."""
+
+    producer = _KeepsItsEpoch
+
+
+class _LedgerApart(SimulatedProducer):
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        epoch = self.epoch
+        await self._ask("end", lambda: self._broker.end(self.transactional_id, epoch, committed=True))
+        self._added.clear()
+        return await SimulatedProducer.commit(self, records)
 
 
 class LedgerApart(SimulatedTransactionalLog):
     """Commits the records, and then the ledger's in a transaction of their own."""
 
+    producer = _LedgerApart
+
+
+class _LedgerFirst(SimulatedProducer):
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        await self._ask("end", lambda: self._broker.end(self.transactional_id, self._epoch, committed=True))
-        return await SimulatedTransactionalLog.commit(self, records)
+        broker, epoch = self._broker, self.epoch
+        with self._timed(Call.COMMIT):
+            for key, value in records:
+                await self._ask("ledger", lambda key=key, value=value: broker.append(LEDGER, key, value))  # type: ignore[misc]
+            await self._ask("end", lambda: broker.end(self.transactional_id, epoch, committed=True))
+            self._added.clear()
+        return broker.partition(LEDGER).end - 1
 
 
 class LedgerFirst(SimulatedTransactionalLog):
     """Commits the ledger's records with no transaction at all."""
 
+    producer = _LedgerFirst
+
+
+class _TakesCommitForFailed(SimulatedProducer):
+    _sent: Sequence[OutboxRow] = ()  # in the transaction that is under way
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        self._sent = [*self._sent, *rows]
+        return await SimulatedProducer.publish(self, rows)
+
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        broker = self._broker
-        for key, value in records:
-            await self._ask("ledger", lambda key=key, value=value: broker.append(LEDGER, key, value))  # type: ignore[misc]
-        await self._ask("end", lambda: broker.end(self.transactional_id, self._epoch, committed=True))
-        return broker.partition(LEDGER).end - 1
+        sent, self._sent = self._sent, ()
+        try:
+            return await SimulatedProducer.commit(self, records)
+        except KafkaError:
+            self._added.clear()
+            await self.renew()
+            await SimulatedProducer.publish(self, sent)
+            return await SimulatedProducer.commit(self, records)
 
 
 class TakesCommitForFailed(SimulatedTransactionalLog):
     """Publishes again, as a new producer, when a commit is not answered."""
 
-    _sent: Sequence[OutboxRow] = ()  # in the transaction that is under way
+    producer = _TakesCommitForFailed
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        self._sent = [*self._sent, *rows]
-        return await SimulatedTransactionalLog.publish(self, rows)
 
+class _TakesCommitForDone(SimulatedProducer):
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        sent, self._sent = self._sent, ()
         try:
-            return await SimulatedTransactionalLog.commit(self, records)
+            return await SimulatedProducer.commit(self, records)
         except KafkaError:
-            await self.fence(self.transactional_id)
-            await SimulatedTransactionalLog.publish(self, sent)
-            return await SimulatedTransactionalLog.commit(self, records)
+            self._transaction.state = State.READY
+            self._added.clear()
+            return self._broker.partition(LEDGER).end
 
 
 class TakesCommitForDone(SimulatedTransactionalLog):
     """Goes on when a commit is not answered."""
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        try:
-            return await SimulatedTransactionalLog.commit(self, records)
-        except KafkaError:
-            return self._broker.partition(LEDGER).end
+    producer = _TakesCommitForDone

@@ -33,7 +33,7 @@ class FenceRow:
     backends: tuple[Any, ...] = ()
     incarnation: int = 1
     delivery: str | None = None
-    transactional_id: str | None = None
+    transactional_ids: tuple[str, ...] = ()
     recorded: History | None = None
     witness: Witness = field(default_factory=Witness)
     beats: int = 0

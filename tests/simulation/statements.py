@@ -141,7 +141,7 @@ class Server:
             outbox_id=OUTBOX_ID,
             incarnation=row.incarnation,
             delivery=row.delivery,
-            transactional_id=row.transactional_id,
+            transactional_ids=row.transactional_ids,
             recorded=row.recorded,
             present=database.history,
             witness=row.witness,
@@ -158,12 +158,16 @@ class Server:
         view: UUID | None,
         delivery: str,
         witness: Witness,
-        transactional_id: str | None,
+        transactional_ids: Sequence[str] | None,
         flushed: Flushed | None,
     ) -> None:
         self.require(view)
         row = self.database.state.fence
-        row = replace(row, transactional_id=transactional_id or row.transactional_id, flushed=flushed or row.flushed)
+        row = replace(
+            row,
+            transactional_ids=row.transactional_ids if transactional_ids is None else tuple(transactional_ids),
+            flushed=flushed or row.flushed,
+        )
         self.set_fence(replace(row, delivery=delivery, witness=witness, beats=row.beats + 1))
 
     def heartbeat(self, view: UUID | None, witness: Witness | None, flushed: Flushed | None) -> Pulse:

@@ -58,11 +58,11 @@ class SimulatedTable:
         *,
         delivery: str,
         witness: Witness,
-        transactional_id: str | None = None,
+        transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
         def effect() -> None:
-            self._server.begin(self._fenced(view), delivery, witness, transactional_id, flushed)
+            self._server.begin(self._fenced(view), delivery, witness, transactional_ids, flushed)
 
         await self._run(self._reading, "begin", effect)
 

@@ -38,8 +38,12 @@ class Piece:
 
 @dataclass(slots=True)
 class Batch:
-    """What one Kafka transaction holds. `witness` is what holds once it is committed and settled."""
+    """What one Kafka transaction holds: the outbox's batch of this number, the term's commit of that `commit`.
 
+    `witness` is what holds once it is committed and settled; `condemned` are source transactions that it parks whole.
+    """
+
+    number: int
     ids: list[int] = field(default_factory=list)
     topics: Counter[str] = field(default_factory=Counter)
     extents: dict[tuple[str, int], Extent] = field(default_factory=dict)
@@ -48,7 +52,10 @@ class Batch:
     within: Snapshot = _NOTHING_SEEN
     written: int = 0
     may_end: bool = False
+    condemned: frozenset[int] = frozenset()
+    commit: int = 0
     witness: Witness | None = None
+    is_readable: bool = False
     is_settled: bool = False
 
     def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
@@ -81,10 +88,10 @@ class Batch:
     def highest_id(self) -> int:
         return max((max(ids) for ids in (self.ids, self.parked.refused, self.parked.waiting) if ids), default=0)
 
-    def entry(self, number: int, *, view: UUID, incarnation: int) -> Entry:
+    def entry(self, *, view: UUID, incarnation: int) -> Entry:
         """What the ledger is to say of it."""
         return Entry(
-            batch=number,
+            batch=self.number,
             view=view,
             incarnation=incarnation,
             snapshot=self.within,

@@ -246,8 +246,10 @@ class SingleRecords:
     def begin(self) -> None:
         """A Kafka transaction begins."""
 
-    def committed(self) -> None:
-        """It is committed."""
+    @property
+    def condemned(self) -> frozenset[int]:
+        """The source transactions that wait whole: of single records, none."""
+        return frozenset()
 
     def divert(
         self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]

@@ -41,9 +41,10 @@ class WholeTransactions:
         self._sent.clear()
         self._condemned.clear()
 
-    def committed(self) -> None:
-        """It is committed, and what was condemned in it is on record."""
-        self._caution.condemned_transactions -= self._condemned
+    @property
+    def condemned(self) -> frozenset[int]:
+        """The transactions that were condemned in this Kafka transaction."""
+        return frozenset(self._condemned)
 
     def divert(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]

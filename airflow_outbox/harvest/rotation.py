@@ -1,0 +1,141 @@
+"""What a transactional log does with several producers, whatever they are: they take turns (`protocol.turns`).
+
+While one producer commits, the next one sends. A producer that needs a new epoch gets it at once, in the background,
+and its next transaction waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from airflow_outbox.errors import KafkaError
+from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
+from airflow_outbox.harvest.protocol.turns import Place, Turns
+from airflow_outbox.pages import OutboxRow
+
+_ASKING_INTERVAL = 0.002
+_LONGEST_ASKING_INTERVAL = 0.1
+_ASKING_TIME = 1.0
+"""How long Kafka is asked whether commits are readable, in seconds. After that, open transactions of other applications
+are what holds its stable offsets back, and the markers show another way: by initialising producers again."""
+
+
+class RotatingProducer(Protocol):
+    """A transactional producer. Any method may raise KafkaError."""
+
+    transactional_id: str
+
+    @property
+    def needs_epoch(self) -> bool:
+        """Whether a request of the last transaction may have been sent twice: `renew` before the next one."""
+
+    async def fence(self) -> None:
+        """End the transaction of every earlier producer of the id, and keep them from new ones."""
+
+    async def renew(self) -> None:
+        """Put a new producer, of a new epoch, into the place of one that has no transaction open."""
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        """Send rows in the transaction that is open, or a new one, until Kafka has them; where they are."""
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        """Write records into the ledger, and commit; the last one's offset there."""
+
+    def close(self) -> None:
+        """Give up what is open, and end. Waits for nothing."""
+
+
+class Rotation:
+    """Producers that take turns: the part of the port `TransactionalLog` that sends."""
+
+    def __init__(
+        self,
+        producers: Sequence[RotatingProducer],
+        *,
+        stable_offsets: Callable[[Collection[Place]], Awaitable[Mapping[Place, int]]],
+    ) -> None:
+        """`stable_offsets` asks Kafka how far consumers that read committed can get."""
+        self._producers = producers
+        self._stable_offsets = stable_offsets
+        self._turns = Turns(len(producers))
+        self._free = [asyncio.Lock() for _ in producers]
+        self._renewals: dict[int, asyncio.Task[None]] = {}
+        self._ends: dict[int, dict[Place, int]] = {}  # of transactions that are not committed, the last offsets
+        self._commits = 0
+
+    @property
+    def transactional_ids(self) -> Sequence[str]:
+        return [producer.transactional_id for producer in self._producers]
+
+    @property
+    def readable(self) -> int:
+        return self._turns.readable
+
+    async def fence(self) -> None:
+        await asyncio.gather(*(producer.fence() for producer in self._producers))
+
+    async def begin(self) -> bool:
+        turn = self._turns.begin()
+        await self._free[turn].acquire()
+        self._ends[self._turns.begun] = {}
+        renewal = self._renewals.pop(turn, None)
+        if renewal is None:
+            return False
+        await renewal
+        self._turns.initialised(turn)
+        return True
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        number = self._turns.begun
+        extents = await self._producers[self._turns.turn(number)].publish(rows)
+        self._turns.taken(number)
+        self._ends[number].update({(extent.topic, extent.partition): extent.last for extent in extents})
+        return extents
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        self._commits += 1
+        number, turn = self._commits, self._turns.turn(self._commits)
+        offset = await self._producers[turn].commit(records)
+        self._turns.taken(number)  # where nothing was published, the ledger's records tell
+        self._turns.committed(self._ends.pop(number))
+        if self._producers[turn].needs_epoch:
+            self._renew(turn)
+        self._free[turn].release()
+        return offset
+
+    async def await_readable(self) -> None:
+        loop, interval = asyncio.get_running_loop(), _ASKING_INTERVAL
+        deadline = loop.time() + _ASKING_TIME
+        while places := self._turns.waiting:
+            if loop.time() > deadline:
+                return await self._renew_unproven()
+            with contextlib.suppress(KafkaError):  # what goes wrong, initialising a producer will say
+                self._turns.stable(await self._stable_offsets(places))
+            if self._turns.waiting:
+                await asyncio.sleep(interval)
+                interval = min(2 * interval, _LONGEST_ASKING_INTERVAL)
+
+    async def close(self) -> None:
+        for renewal in self._renewals.values():
+            renewal.cancel()
+        for producer in self._producers:
+            producer.close()
+
+    def _renew(self, turn: int) -> None:
+        renewal = self._renewals[turn] = asyncio.create_task(self._producers[turn].renew())
+        renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # `begin` raises it
+
+    async def _renew_unproven(self) -> None:
+        """Initialise the producers again that are free and have commits of which nothing is known. The next records of
+        the others will tell.
+        """
+        turns = [turn for turn, lock in enumerate(self._free) if self._turns.is_unproven(turn) and not lock.locked()]
+        for turn in turns:
+            if turn not in self._renewals:
+                self._renew(turn)
+        for turn, renewal in [(turn, self._renewals[turn]) for turn in turns]:
+            await renewal
+            self._turns.initialised(turn)

@@ -1,0 +1,403 @@
+"""A transactional confluent-kafka producer, under one transactional id: what it sends, and what is renewed of it.
+
+What its states mean, and when it needs a new epoch, `protocol.transaction` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, cast
+
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, Message, Producer
+
+from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
+from airflow_outbox.harvest.complaints import (
+    CLIENT_ERRORS,
+    REFUSALS,
+    explained,
+    not_allowed,
+    raised,
+    refused_settings,
+)
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
+from airflow_outbox.harvest.partitioner import Partitioner
+from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
+from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction, smallest_gap
+from airflow_outbox.harvest.protocol.turns import Place
+from airflow_outbox.harvest.topic_book import TopicBook
+from airflow_outbox.harvest.worker import Worker
+from airflow_outbox.pages import SIZE, OutboxRow
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[BrokerError | None, Message], None]
+
+_BACKOFF = {"retry.backoff.ms": 500, "retry.backoff.max.ms": 1000}
+_topic = itemgetter(1)
+_NO_TOPIC = "?"
+_FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
+_SERVING_INTERVAL = 1.0  # what the client has to say while nothing is sent can wait as long
+CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
+
+
+def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict[str, Any]:
+    """The producer's settings: as for any producer, and what transactions need."""
+    timeout = int(config.limits.transaction_timeout * 1000)
+    settings = producer_settings(config)
+    return {
+        **settings,
+        # A batch is flushed when its last record is sent: nothing waits so long.
+        "linger.ms": config.kafka_producer.get("linger.ms", config.kafka.get("linger.ms", 5)),
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": timeout,
+        "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
+        "socket.timeout.ms": min(timeout - 1000, 60_000),
+        # How soon the client sends a request again bounds how long a call may last without a new epoch after it.
+        **{name: settings.get(name, value) for name, value in _BACKOFF.items()},
+    }
+
+
+def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
+    """End the transaction of every producer of that id, and keep them from new ones. Raises KafkaError."""
+    settings = transactional_settings(config, transactional_id)
+    complaints: list[str] = []
+
+    def complain(error: BrokerError) -> None:
+        complaints.append(explained(error, settings))
+
+    try:
+        producer = Producer({**settings, "error_cb": complain}, logger=logger)
+    except REFUSALS as error:
+        raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
+    connect(producer)
+    deadline = time.monotonic() + config.limits.transaction_timeout
+    while True:
+        try:
+            return producer.init_transactions(CALL_TIME)
+        except CLIENT_ERRORS as error:
+            reason = raised(error)
+            if not reason.retriable() or time.monotonic() > deadline:
+                raise KafkaError(complaints[-1] if complaints else _refusal(reason, transactional_id)) from error
+
+
+def connect(producer: Producer) -> None:
+    """Let a new client connect before it initialises transactions: when it is not connected, it tries again half a
+    second later. Once it has asked twice, it is. It asks for a topic that can't be, so that no broker makes one.
+    """
+    with contextlib.suppress(*CLIENT_ERRORS):
+        for _ in range(2):
+            producer.list_topics(_NO_TOPIC, CALL_TIME)
+
+
+def _refusal(error: BrokerError, transactional_id: str) -> str:
+    if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return not_allowed("WRITE", "transactional-id", transactional_id)
+    return error.str() or error.name()
+
+
+class TransactionalProducer:
+    """Publishes transactions one after the other, with records of the ledger in them. One thread makes all calls to
+    the client, in turn.
+    """
+
+    def __init__(self, config: HarvestConfig, transactional_id: str, *, ledger: Place, book: TopicBook) -> None:
+        """With tokens it waits for one. Raises KafkaError for settings that Kafka's client refuses."""
+        self._book = book
+        self._ledger = ledger
+        self._patience = config.limits.transaction_timeout
+        self.transactional_id = transactional_id
+        self._settings = transactional_settings(config, transactional_id)
+        if book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
+            self._settings["batch.size"] = min(book.smallest_max_bytes, int(self._settings["batch.size"]))
+        self._partitioner = Partitioner(self._settings["partitioner"])
+        self._gap = smallest_gap(self._settings)
+        self._complaint: str | None = None
+        self._extents: dict[Place, list[int]] = {}
+        self._asks_of_each = False
+        self._has_committed = False
+        self._refused: KafkaError | None = None
+        self._offset = 0
+        self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
+        self._make()
+        self._worker = Worker("outbox-publish", when_idle=self._serve, interval=_SERVING_INTERVAL)
+        self._worker.run(self._connect)
+
+    @property
+    def needs_epoch(self) -> bool:
+        """Whether a request of the last transaction may have been sent twice: `renew` before the next one."""
+        return self._transaction.needs_epoch
+
+    async def fence(self) -> None:
+        """End the transaction of every earlier producer of the id, and keep them from new ones. Raises KafkaError."""
+        await self._worker.call(self._initialise)
+
+    async def renew(self) -> None:
+        """Put a new producer, of a new epoch, into the place of one that has no transaction open. Raises KafkaError."""
+        await self._worker.call(self._renew)
+
+    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+        """Send rows in the transaction that is open, or a new one, until Kafka has them. Raises KafkaError."""
+        return await self._worker.call(self._publish, rows)
+
+    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        """Write records into the ledger, and commit; the last one's offset there. Raises KafkaError."""
+        return await self._worker.call(self._commit, records)
+
+    def provoke(self, topic: str) -> None:
+        """Ask for a topic in the way that makes brokers create it, if they do that."""
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._producer.list_topics(topic, CALL_TIME)
+
+    def close(self) -> None:
+        """Give up what is open, and end. Waits for nothing."""
+        self._worker.run(self._give_up)
+        self._worker.end()
+
+    def _make(self) -> None:
+        self._transaction = Transaction(gap=self._gap)
+        try:
+            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=logger)
+        except REFUSALS as error:
+            raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
+
+    def _connect(self) -> None:
+        connect(self._producer)
+
+    def _initialise(self) -> None:
+        self._repeat(Call.FENCE, self._producer.init_transactions)
+
+    def _renew(self) -> None:
+        old = self._producer
+        self._make()
+        old.purge(in_queue=True, in_flight=True, blocking=False)
+        del old  # here, because the client's end waits for its own threads
+        self._connect()
+        self._initialise()
+
+    def _begin(self) -> None:
+        """Begin a Kafka transaction, unless one is open."""
+        if self._transaction.is_open:
+            return
+        self._transaction.begins(Call.BEGIN)
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
+        self._transaction.succeeded(Call.BEGIN, seconds=0)
+        self._asks_of_each = self._book.is_in_doubt
+        if self._has_committed:  # before that, what Kafka refuses is to show by itself
+            self._write((FIRST, None))
+
+    def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
+        started = time.monotonic()
+        self._begin()
+        self._transaction.begins(Call.PUBLISH)
+        self._extents.clear()
+        produce = self._producer.produce
+        topics = set(map(_topic, rows))
+        known = None if self._asks_of_each else self._book.partitions(topics)
+        partitions = None if known is None else self._partitioner.choose(rows, known)
+        counts: Mapping[Place, int]
+        reports: Sequence[Report | None]
+        if partitions is None:
+            partitions = [PARTITION_BY_KEY if row[6] is None else row[6] for row in rows]
+            counts, reports = {}, [self._delivered] * len(rows)
+        else:
+            counts, reports = self._edges(rows, partitions, topics)
+        for (number, topic, key, value, names, values, _, _, _), partition, report in zip(
+            rows, partitions, reports, strict=True
+        ):
+            try:
+                produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=report,
+                    headers=list(zip(names, values)) if names else None,  # type: ignore[arg-type]  # noqa: B905
+                )
+            except (KafkaException, BufferError, ValueError, TypeError) as error:
+                raise self._not_produced(number, topic, error) from error
+        self._flush()
+        self._transaction.succeeded(Call.PUBLISH, seconds=time.monotonic() - started)
+        return [
+            Extent(topic, partition, first, last, counts.get((topic, partition), reported))
+            for (topic, partition), (first, last, reported) in self._extents.items()
+        ]
+
+    def _edges(
+        self, rows: Sequence[OutboxRow], partitions: Sequence[int], topics: Collection[str]
+    ) -> tuple[Mapping[Place, int], list[Report | None]]:
+        """How many records go to each partition, and for each record whether Kafka is asked where it went: that is done
+        for the first and the last of a partition, and for those that may be too large.
+        """
+        counts: Mapping[Place, int]
+        places: Sequence[int | Place]
+        if len(topics) == 1:  # numbers are counted sooner than pairs
+            (topic,) = topics
+            counts = {(topic, partition): count for partition, count in Counter(partitions).items()}
+            places = partitions
+        else:
+            places = found = list(zip(map(_topic, rows), partitions, strict=True))
+            counts = Counter(found)
+        numbers = range(len(places))
+        last = dict(zip(places, numbers, strict=True))
+        first = dict(zip(reversed(places), reversed(numbers), strict=True))
+        reports: list[Report | None] = [None] * len(places)
+        for number in (*first.values(), *last.values(), *self._large(rows)):
+            reports[number] = self._delivered
+        return counts, reports
+
+    def _large(self, rows: Sequence[OutboxRow]) -> list[int]:
+        """The places of rows that a broker may find too large."""
+        limit = self._book.smallest_max_bytes
+        return [] if limit is None else [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
+
+    def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
+        """What to raise for a record that the client does not take."""
+        reason = error.args[0] if isinstance(error, KafkaException) else error
+        if isinstance(reason, BrokerError) and reason.code() not in REFUSED:
+            # The transaction has failed meanwhile, for the reason that an earlier record was not delivered.
+            with contextlib.suppress(*CLIENT_ERRORS):
+                self._producer.flush(CALL_TIME)
+            return self._given_up(self._why(reason, topic))
+        if isinstance(error, BufferError):
+            return self._given_up("the client's queue is full")
+        text = self._why(reason, topic) if isinstance(reason, BrokerError) else str(error)
+        self._book.doubt(topic)
+        self._book.is_in_doubt = True
+        self._transaction.given_up(Call.PUBLISH, text)
+        return RecordsRefusedError(text, records=[number])
+
+    def _given_up(self, reason: str) -> KafkaError:
+        """The producer is of no use any more: for a record that was refused, or else for this reason."""
+        error = self._transaction.given_up(Call.PUBLISH, reason)
+        self._book.is_in_doubt = True
+        return self._refused or error
+
+    def _commit(self, records: Sequence[LedgerRecord]) -> int:
+        started = time.monotonic()
+        self._begin()
+        self._transaction.begins(Call.PUBLISH)
+        for record in records:
+            self._write(record)
+        self._flush()
+        if self._purged:
+            raise self._given_up(self._not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
+        self._repeat(Call.COMMIT, self._producer.commit_transaction, started=started)
+        self._book.is_in_doubt = False
+        self._has_committed = True
+        return self._offset
+
+    def _write(self, record: LedgerRecord) -> None:
+        (topic, partition), (key, value) = self._ledger, record
+        try:
+            self._producer.produce(topic, key=key, value=value, partition=partition, on_delivery=self._written)
+        except KafkaException as error:
+            reason = raised(error)
+            if reason.code() == BrokerError._STATE:  # the transaction has failed before, for a record of the batch
+                raise self._given_up(self._why(self._failure() or reason)) from error
+            raise self._given_up(self._not_written(reason)) from error
+        except BufferError as error:
+            raise self._given_up("the client's queue is full") from error
+
+    def _serve(self) -> None:
+        """Let the client call back. What it raises, the next call to it will say again."""
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._producer.poll(0)
+
+    def _flush(self) -> None:
+        """Wait until Kafka has all that was sent."""
+        deadline = time.monotonic() + self._patience
+        try:
+            while self._producer.flush(_FLUSH_TIME) and self._refused is None:
+                if time.monotonic() > deadline:
+                    raise self._given_up(self._complaint or "Kafka has not taken records in time")
+        except CLIENT_ERRORS as error:
+            raise self._given_up(self._why(raised(error))) from error
+        if self._refused is not None:
+            raise self._given_up(str(self._refused))
+
+    def _repeat(self, call: Call, function: Callable[[float], None], *, started: float | None = None) -> None:
+        """Make a call that may be made again, until its deadline. What belongs to it may have `started` before."""
+        self._transaction.begins(call)
+        started = time.monotonic() if started is None else started
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                function(CALL_TIME)
+            except CLIENT_ERRORS as error:
+                reason = raised(error)
+                complaint = Complaint(
+                    self._why(reason), reason.retriable(), reason.txn_requires_abort(), reason.fatal()
+                )
+                self._transaction.failed(call, complaint, in_time=time.monotonic() < deadline)
+            else:
+                return self._transaction.succeeded(call, seconds=time.monotonic() - started)
+
+    def _delivered(self, error: BrokerError | None, message: Message) -> None:
+        topic = cast("str", message.topic())
+        if error is not None:
+            if error.code() in REFUSED:
+                self._doubt(error, message)
+                known = isinstance(self._refused, RecordsRefusedError)
+                self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)
+            elif self._refused is None and error.code() != BrokerError._PURGE_QUEUE:
+                name = f"a record (topic {topic}, key {shown(message.key() or b'')})"
+                self._refused = PublishError(f"{name} was not published: {self._why(error, topic)}")
+            return
+        partition, offset = cast("int", message.partition()), cast("int", message.offset())
+        extent = self._extents.get((topic, partition))
+        if extent is None:
+            self._extents[topic, partition] = [offset, offset, 1]
+        else:
+            extent[1] = offset
+            extent[2] += 1
+
+    def _doubt(self, error: BrokerError, message: Message) -> None:
+        topic = cast("str", message.topic())
+        if error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
+            batch_size = int(self._settings["batch.size"])
+            self._book.found_too_large(topic, message.key() or b"", message.value(), batch_size=batch_size)
+        self._book.doubt(topic)
+
+    def _written(self, error: BrokerError | None, message: Message) -> None:
+        if error is None:
+            self._offset = cast("int", message.offset())
+        elif error.code() == BrokerError._PURGE_QUEUE:
+            self._purged = True
+        elif self._refused is None:
+            self._refused = KafkaError(self._not_written(error))
+
+    def _not_written(self, error: BrokerError) -> str:
+        topic, _ = self._ledger
+        return f"the ledger was not written: {self._why(error, topic)}. Check topic {topic}"
+
+    def _failure(self) -> BrokerError | None:
+        """Why the transaction under way has failed, if it has: the client tells it to who begins another."""
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            return raised(error)
+        return None
+
+    def _why(self, error: BrokerError, topic: str | None = None) -> str:
+        if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED and topic is not None:
+            return not_allowed("WRITE", "topic", topic)
+        if error.code() in (BrokerError._MSG_TIMED_OUT, BrokerError._TIMED_OUT) and self._complaint is not None:
+            return self._complaint
+        return _refusal(error, self.transactional_id)
+
+    def _complain(self, error: BrokerError) -> None:
+        self._complaint = explained(error, self._settings)
+
+    def _give_up(self) -> None:
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        del self._producer  # here, because the client's end waits for its own threads
