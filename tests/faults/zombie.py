@@ -15,7 +15,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.transaction import Call
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
+from airflow_outbox.harvest.transactional_producer import TransactionalProducer
 from airflow_outbox.sql import statements
 
 Counts = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
@@ -90,15 +91,15 @@ def remove_the_fence_of_postgres() -> None:
 
 
 def remove_the_fence_of_kafka() -> None:
-    """A producer whose transactional id is no other member's, and a recovery that ends no transaction but its own.
+    """Producers whose transactional ids are no other member's, and a recovery that ends no transactions but its own.
 
     Its transactions hold the ledger only at their end: else a successor would wait until Kafka has ended them.
     """
     of = KafkaNames.of
     fence = KafkaTransactionalLog.fence
-    begin = KafkaTransactionalLog._begin
+    begin = TransactionalProducer._begin
 
-    def as_if_it_were_the_first(self: KafkaTransactionalLog) -> None:
+    def as_if_it_were_the_first(self: TransactionalProducer) -> None:
         self._has_committed = False
         begin(self)
 
@@ -106,13 +107,12 @@ def remove_the_fence_of_kafka() -> None:
         names = of(*arguments)
         return replace(names, transactional_id=f"{names.transactional_id}.{os.getpid()}")
 
-    async def only_its_own(self: KafkaTransactionalLog, transactional_id: str) -> None:
-        if transactional_id == self.transactional_id:
-            await fence(self, transactional_id)
+    async def only_its_own(self: KafkaTransactionalLog, others: Collection[str] = ()) -> None:
+        await fence(self)
 
     process.KafkaNames.of = named_for_itself  # type: ignore[method-assign,attr-defined]
     transactional.KafkaTransactionalLog.fence = only_its_own  # type: ignore[method-assign]
-    transactional.KafkaTransactionalLog._begin = as_if_it_were_the_first  # type: ignore[method-assign]
+    TransactionalProducer._begin = as_if_it_were_the_first  # type: ignore[method-assign]
 
 
 def remove_the_wait_for_the_disk() -> None:

@@ -69,7 +69,8 @@ def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[Mak
             Acl("TOPIC", outbox.leader_topic, "WRITE"),
             Acl("TOPIC", f"{name}.ledger", "READ"),
             Acl("TOPIC", f"{name}.ledger", "WRITE"),
-            Acl("TRANSACTIONAL_ID", f"{name}.0", "WRITE"),
+            Acl("TRANSACTIONAL_ID", f"{name}.0.0", "WRITE"),
+            Acl("TRANSACTIONAL_ID", f"{name}.0.1", "WRITE"),
             Acl("TOPIC", outbox.topic, "WRITE"),
         ]
         if allowed:

@@ -126,7 +126,7 @@ FENCE = Fence(
     outbox_id=OUTBOX,
     incarnation=1,
     delivery="exactly_once",
-    transactional_id="x",
+    transactional_ids=("x",),
     recorded=HISTORY,
     present=HISTORY,
     witness=Witness("T", batch=2, offset=40, highest_id=90),

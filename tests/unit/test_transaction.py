@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_outbox.errors import KafkaError, PublishError, UncertainCommitError
-from airflow_outbox.harvest.protocol.transaction import Call, Complaint, State, Transaction
+from airflow_outbox.harvest.protocol.transaction import Call, Complaint, State, Transaction, smallest_gap
 
+GAP = 0.4
 TO = {
     State.UNFENCED: [],
     State.READY: [Call.FENCE],
@@ -15,10 +16,10 @@ TO = {
 
 
 def brought_to(state: State) -> Transaction:
-    transaction = Transaction()
+    transaction = Transaction(gap=GAP)
     for call in TO[state]:
         transaction.begins(call)
-        transaction.succeeded(call)
+        transaction.succeeded(call, seconds=0)
     assert transaction.state is state
     return transaction
 
@@ -26,11 +27,12 @@ def brought_to(state: State) -> Transaction:
 def test_the_way_of_a_transaction() -> None:
     transaction = brought_to(State.OPEN)
     transaction.begins(Call.PUBLISH)
-    transaction.succeeded(Call.PUBLISH)
+    transaction.succeeded(Call.PUBLISH, seconds=0)
     transaction.begins(Call.COMMIT)
     assert transaction.state is State.COMMITTING
-    transaction.succeeded(Call.COMMIT)
+    transaction.succeeded(Call.COMMIT, seconds=0)
     assert transaction.state is State.READY
+    assert not transaction.needs_epoch
 
 
 @pytest.mark.parametrize(
@@ -84,3 +86,28 @@ def test_before_the_commit_a_producer_is_abandoned() -> None:
     error = transaction.given_up(Call.PUBLISH, "no")
     assert type(error) is PublishError
     assert transaction.state is State.ABANDONED
+
+
+@pytest.mark.parametrize("slow", [Call.PUBLISH, Call.COMMIT])
+def test_after_a_call_that_may_have_been_made_twice_no_transaction_is_begun(slow: Call) -> None:
+    transaction = brought_to(State.OPEN)
+    for call in (Call.PUBLISH, Call.PUBLISH, Call.COMMIT):
+        transaction.begins(call)
+        transaction.succeeded(call, seconds=GAP if call is slow else 0.99 * GAP)
+    assert transaction.state is State.DOUBTFUL
+    assert transaction.needs_epoch
+    with pytest.raises(KafkaError, match="another view"):
+        transaction.begins(Call.BEGIN)
+
+
+def test_initialising_may_take_long() -> None:
+    transaction = Transaction(gap=GAP)
+    transaction.begins(Call.FENCE)
+    transaction.succeeded(Call.FENCE, seconds=100)
+    assert not transaction.needs_epoch
+
+
+@pytest.mark.parametrize(("backoff", "most", "gap"), [(500, 1000, 0.4), ("100", "1000", 0.08), (2000, 1000, 1.0)])
+def test_a_request_is_sent_again_after_the_backoff_less_its_jitter(backoff: object, most: object, gap: float) -> None:
+    settings = {"retry.backoff.ms": backoff, "retry.backoff.max.ms": most}
+    assert smallest_gap(settings) == pytest.approx(gap)

@@ -212,8 +212,10 @@ def head(batch: int) -> Head:
 
 
 async def fenced(logs: TransactionalLogsUnderTest, transactional_id: str = "one") -> TransactionalLog:
+    """A log that has fenced its predecessors, and begun a transaction."""
     log = await logs.new(transactional_id)
-    await log.fence(log.transactional_id)
+    await log.fence()
+    assert not await log.begin()
     return log
 
 
@@ -235,6 +237,7 @@ async def test_a_commit_makes_records_and_ledger_visible_together(logs: Transact
     assert (ledger.head, ledger.head_offset, ledger.entries) == (told, offset, (first,))
     assert ledger.topic_id == empty.topic_id
     assert ledger.end > offset
+    await log.begin()
     extents = [*await log.publish(rows(logs.topic, 4))]
     assert extents[0].first > 2
     later = await log.commit([*entry(2, 4).records(), ("batch/1/0", None), head(2).record()])
@@ -271,8 +274,9 @@ async def test_a_fenced_log_commits_nothing(logs: TransactionalLogsUnderTest) ->
 async def test_a_log_of_another_name_is_fenced_on_request(logs: TransactionalLogsUnderTest) -> None:
     old = await fenced(logs, "one")
     await old.publish(rows(logs.topic, 1))
-    new = await fenced(logs, "other")
-    await new.fence(old.transactional_id)
+    new = await logs.new("other")
+    await new.fence(old.transactional_ids)
+    await new.begin()
     with pytest.raises(KafkaError):
         await old.commit([head(1).record()])
     await new.publish(rows(logs.topic, 2))
@@ -289,3 +293,56 @@ async def test_a_ledger_that_does_not_reach_so_far_is_of_another_history(logs: T
     assert (await log.ledger(end)).head is None
     with pytest.raises(HistoryError):
         await log.ledger(end + 1)
+
+
+async def test_one_transaction_is_filled_while_another_is_committed(logs: TransactionalLogsUnderTest) -> None:
+    log = await fenced(logs)
+    await log.publish(rows(logs.topic, 1))
+    committing = asyncio.create_task(log.commit([*entry(1, 1).records(), head(1).record()]))
+    await asyncio.sleep(0)
+    await log.begin()
+    await log.publish(rows(logs.topic, 2))
+    first = await committing
+    await log.await_readable()
+    assert (log.readable, logs.seen()) == (1, sights(1))
+    second = await log.commit([*entry(2, 2).records(), head(2).record()])
+    assert second > first
+    await log.await_readable()
+    assert logs.seen() == sights(1, 2)
+    assert [found.batch for found in (await log.ledger(0)).entries] == [1, 2]
+
+
+async def test_all_producers_are_fenced_that_have_a_transaction_open(logs: TransactionalLogsUnderTest) -> None:
+    old = await fenced(logs)
+    await old.publish(rows(logs.topic, 1))
+    await old.begin()
+    await old.publish(rows(logs.topic, 2))
+    new = await fenced(logs)
+    for number in (1, 2):
+        with pytest.raises(KafkaError):
+            await old.commit([head(number).record()])
+    await new.publish(rows(logs.topic, 3))
+    await new.commit([head(1).record()])
+    await new.await_readable()
+    assert logs.seen() == sights(3)
+
+
+async def test_the_next_transactions_tell_what_can_be_read(logs: TransactionalLogsUnderTest) -> None:
+    log = await logs.new("one")
+    await log.fence()
+    for number in range(1, 6):
+        await log.begin()
+        await log.publish(rows(logs.topic, number))
+        assert log.readable == max(0, number - len(log.transactional_ids))
+        await log.commit([head(number).record()])
+    assert log.readable == 5 - len(log.transactional_ids)
+    await log.await_readable()
+    assert log.readable == 5
+    assert logs.seen() == sights(1, 2, 3, 4, 5)
+
+
+async def test_a_batch_without_records_is_readable_at_once(logs: TransactionalLogsUnderTest) -> None:
+    log = await fenced(logs)
+    await log.commit([head(1).record()])
+    await log.await_readable()
+    assert log.readable == 1

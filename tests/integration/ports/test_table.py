@@ -115,12 +115,12 @@ async def test_without_a_take_over_there_is_no_connection(table: TableUnderTest)
 async def test_the_fence_row_keeps_what_it_is_told(table: TableUnderTest) -> None:
     view, witness = uuid4(), Witness("ledger", 7, 40, 99)
     found = await table.one.take_over(view)
-    assert (found.delivery, found.transactional_id, found.halted, found.witness) == (None, None, None, Witness())
+    assert (found.delivery, found.transactional_ids, found.halted, found.witness) == (None, (), None, Witness())
     assert found.recorded == found.present
-    await table.one.begin(view, delivery="exactly_once", witness=witness, transactional_id="one")
+    await table.one.begin(view, delivery="exactly_once", witness=witness, transactional_ids=["one", "two"])
     await table.one.begin(view, delivery="exactly_once", witness=witness)
     fence = await table.one.fence(view)
-    assert (fence.delivery, fence.transactional_id, fence.witness) == ("exactly_once", "one", witness)
+    assert (fence.delivery, fence.transactional_ids, fence.witness) == ("exactly_once", ("one", "two"), witness)
     pulse = await table.one.heartbeat(view, published=1, in_flight=0, rate=0)
     assert (await table.one.fence(view)).witness == witness
     later = replace(witness, batch=8, offset=50, highest_id=120)
