@@ -1,4 +1,5 @@
-"""The harvesting child process, which says how often it calls Kafka's producer: after each commit, an event `counted`.
+"""The harvesting child process, which says after each commit, in an event `counted`, how often it has called Kafka's
+producer, and how often it has asked what can be read.
 
 To be run in place of `python -m airflow_outbox.harvest`.
 """
@@ -13,8 +14,9 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from airflow_outbox.harvest import transactional
+from airflow_outbox.harvest import transactional_producer
 from airflow_outbox.harvest.__main__ import main
+from airflow_outbox.harvest.cluster import Cluster
 
 counts: Counter[str] = Counter()
 
@@ -39,8 +41,9 @@ class CountedProducer(Producer):
         super().begin_transaction()
 
     def flush(self, *args: Any) -> int:
-        counts["flushes"] += 1
-        return int(super().flush(*args))
+        left = int(super().flush(*args))
+        counts["flushes"] += left == 0  # one that runs out of time is made again
+        return left
 
     def commit_transaction(self, *args: Any) -> None:
         counts["commits"] += 1
@@ -48,6 +51,15 @@ class CountedProducer(Producer):
         os.write(sys.stdout.fileno(), (json.dumps({"event": "counted", **counts}) + "\n").encode())
 
 
+ask = Cluster.stable_offsets
+
+
+def stable_offsets(cluster: Cluster, places: Any) -> Any:
+    counts["asked"] += 1
+    return ask(cluster, places)
+
+
 if __name__ == "__main__":
-    transactional.Producer = CountedProducer  # type: ignore[misc]
+    transactional_producer.Producer = CountedProducer  # type: ignore[misc]
+    Cluster.stable_offsets = stable_offsets  # type: ignore[method-assign]
     main()

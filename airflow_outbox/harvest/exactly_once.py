@@ -56,7 +56,7 @@ from airflow_outbox.records import Snapshot
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 6  # batches
 _LULL = 0.005
-_LONGEST_UNTOLD = 0.5
+_LONGEST_UNTOLD = 1.0
 """After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
 
 
@@ -359,13 +359,19 @@ class ExactlyOnceTerm(Term):
         batch.commit = self._commits
         self._committed.set()
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the next transactions will soon tell which ones before them can be read."""
+        has_more = self._is_sending or self._windows.next.within is not None
+        return has_more and len(self._unpurged) < _MAX_UNPURGED
+
     async def _await_readable(self, batch: Batch) -> None:
         """Wait until consumers that read committed can read a batch."""
         now = asyncio.get_running_loop().time
         asking_at = now() + _LONGEST_UNTOLD
         while self._log.readable < batch.commit:
             self._heard.clear()
-            patience = asking_at - now() if self._is_sending else _LULL
+            patience = asking_at - now() if self._is_busy else _LULL
             if patience > 0 and not self._stopping.is_set():
                 await self._pause(patience, self._heard)
             if not self._heard.is_set():

@@ -18,7 +18,7 @@ from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import SingleRecords
 from airflow_outbox.harvest.protocol.transaction import Call
 from airflow_outbox.harvest.topic_book import TopicBook
-from airflow_outbox.harvest.transactional import KafkaTransactionalLog
+from airflow_outbox.harvest.transactional_producer import TransactionalProducer
 from airflow_outbox.table import OutboxTable
 from benchmarks.profiling.timers import Timers
 
@@ -72,12 +72,12 @@ def time_all(timers: Timers, *, purged: Callable[[int], None], taken_over: Calla
     timers.around(Batch, "divert", DIVIDE)
     timers.around(Batch, "entry", DIVIDE)
     timers.around(LedgerKeeping, "records", DIVIDE)
-    timers.around(KafkaTransactionalLog, "_publish", PRODUCE)
+    timers.around(TransactionalProducer, "_publish", PRODUCE)
     timers.around(TopicBook, "partitions", CHOOSE)
     timers.around(Partitioner, "choose", CHOOSE)
-    timers.around(KafkaTransactionalLog, "_edges", CHOOSE)
-    timers.around(KafkaTransactionalLog, "_flush", FLUSH, inside=PRODUCE)
-    timers.around(KafkaTransactionalLog, "_commit", LEDGER)
+    timers.around(TransactionalProducer, "_edges", CHOOSE)
+    timers.around(TransactionalProducer, "_flush", FLUSH, inside=PRODUCE)
+    timers.around(TransactionalProducer, "_commit", LEDGER)
     for name in ("heartbeat", "require_fence"):
         timers.around(OutboxTable, name, ACCOUNT)
     timers.around(OutboxTable, "flush", DISK)
@@ -88,13 +88,15 @@ def time_all(timers: Timers, *, purged: Callable[[int], None], taken_over: Calla
 
 
 def _time_repeated(timers: Timers) -> None:
-    original = KafkaTransactionalLog._repeat
+    original = TransactionalProducer._repeat
     stages = {Call.FENCE: FENCE, Call.COMMIT: COMMIT}
 
-    def repeat(log: KafkaTransactionalLog, call: Call, function: Callable[[float], None]) -> None:
-        timers.timed(stages[call], original, log, call, function)
+    def repeat(
+        producer: TransactionalProducer, call: Call, function: Callable[[float], None], **started: float
+    ) -> None:
+        timers.timed(stages[call], original, producer, call, function, **started)
 
-    KafkaTransactionalLog._repeat = repeat  # type: ignore[method-assign]
+    TransactionalProducer._repeat = repeat  # type: ignore[method-assign]
 
 
 def _tell_of_purges(timers: Timers, purged: Callable[[int], None]) -> None:

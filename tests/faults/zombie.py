@@ -53,7 +53,7 @@ POINTS: Mapping[str, tuple[type[Any], str, Counts]] = {
     "produce": (KafkaTransactionalLog, "publish", always),
     "flush": (PostgresTable, "flush", always),
     "write the ledger": (KafkaTransactionalLog, "commit", always),
-    "commit": (KafkaTransactionalLog, "_repeat", ends_the_transaction),
+    "commit": (TransactionalProducer, "_repeat", ends_the_transaction),
     "purge": (PostgresTable, "purge_published", always),
     "witness": (PostgresTable, "heartbeat", has_something_to_witness),
 }

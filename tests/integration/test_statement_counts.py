@@ -114,6 +114,7 @@ def test_a_batch_is_one_commit_and_few_delivery_reports(harvested: Harvested) ->
     assert counted["begun"] == counted["commits"] == BATCHES
     assert counted["flushes"] == 2 * BATCHES  # one tells the offsets, which the ledger's entry is made of
     assert counted["reports"] <= (2 * PARTITIONS + LEDGER_RECORDS) * BATCHES
+    assert "asked" not in counted  # the next batches tell what can be read
     assert set(ends_of_transactions(harvested.outbox)) <= {0, BATCHES}
     assert len(harvested.outbox.committed()) == ROWS
 
