@@ -120,7 +120,7 @@ class Fault:
 
 
 class FrameProxy:
-    """Forwards connections to `port` on 127.0.0.1 to `target`, another port there. `port` is a free one unless given."""
+    """Forwards connections to `port` on 127.0.0.1, a free one unless given, to `target`, another port there."""
 
     def __init__(self, target: int, *, port: int = 0) -> None:
         self.target = target
@@ -407,7 +407,5 @@ class _Wire:
 def of(requests: Sequence[Request], api: Api, transactional_id: str | None = None) -> list[Request]:
     """Those of a kind, and of a transactional id if one is given."""
     return [
-        request
-        for request in requests
-        if request.api == api and transactional_id in (None, request.transactional_id)
+        request for request in requests if request.api == api and transactional_id in (None, request.transactional_id)
     ]
