@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from confluent_kafka import Message
 from faults.atomic import InterleavedLoad, everything, torn
-from faults.frame_proxy import NEXT_TRANSACTION, Cut, Delay, Drop, Late, Treatment, Twice
+from faults.frame_proxy import NEXT_TRANSACTION, Cut, Delay, Drop, FrameProxy, Late, Treatment, Twice
 from faults.frames import Api
 from faults.late import LateScene, Mischief
 
@@ -106,26 +106,38 @@ def test_at_random(late_scene: LateScene, is_long: bool) -> None:
     scene, enough = late_scene, 200 if is_long else 20
     scene.limits = {"batch_records": 100}
     scene.leader()
-    mischief = Mischief(seed=int(time.time()), enough=enough)
     with scene.readers_go_on():
         scene.midway()
-        mischief.begin(scene.frames)
-        scene.wait_until(lambda: mischief.late_or_doubled >= enough, within=30 * enough)
+        happened = anything_happens(scene.frames, enough=enough)
+        scene.wait_until(lambda: happened() >= enough, within=30 * enough)
         scene.ends_well()
 
 
+def end_requests_are_late(frames: FrameProxy, *, enough: int) -> Callable[[], int]:
+    fault = frames.strike(Api.END, Late(NEXT_TRANSACTION), times=enough, where=lambda request: bool(request.commits))
+    return lambda: fault.delivered
+
+
+def anything_happens(frames: FrameProxy, *, enough: int) -> Callable[[], int]:
+    mischief = Mischief(seed=int(time.time()), enough=enough)
+    mischief.begin(frames)
+    return lambda: mischief.late_or_doubled
+
+
 @pytest.mark.parametrize("late_scene", [True], ids=["atomic"], indirect=True)
-def test_whole_transactions_stay_whole(late_scene: LateScene, is_long: bool) -> None:
+@pytest.mark.parametrize("begin", [end_requests_are_late, anything_happens])
+def test_whole_transactions_stay_whole(
+    late_scene: LateScene, begin: Callable[..., Callable[[], int]], is_long: bool
+) -> None:
     scene, enough = late_scene, 60 if is_long else 6
     scene.limits = {"batch_records": 60, "max_in_flight_records": 200}
     load = InterleavedLoad(scene.outbox, sizes=[1, 30, 3, 100, 7, 55])
     member = scene.leader()
-    mischief = Mischief(seed=int(time.time()), enough=enough)
     load.start()
     try:
         with scene.readers_go_on():
-            mischief.begin(scene.frames)
-            scene.wait_until(lambda: mischief.late_or_doubled >= enough, within=30 * enough)
+            happened = begin(scene.frames, enough=enough)
+            scene.wait_until(lambda: happened() >= enough, within=30 * enough)
             scene.frames.heal()
             load.finish()
             scene.wait_until(lambda: scene.outbox.left() == 0)
