@@ -7,14 +7,15 @@ called published before.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import psycopg
 import pytest
-from faults.frame_proxy import Cut, Delay, Hold, Treatment, Twice
-from faults.frames import Api
+from faults.frame_proxy import Cut, Delay, Hold, Late, Treatment, Twice, of
+from faults.frames import Api, Request
 from faults.late import LateScene
 from faults.load import Witness
 
@@ -119,4 +120,35 @@ def test_markers_amid_the_load(late_scene: LateScene, treatment: Treatment) -> N
         scene.midway()
         scene.struck(scene.between.strike(Api.WRITE_MARKERS, treatment))
         scene.midway(200)
+        scene.ends_well()
+
+
+def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late_scene: LateScene) -> None:
+    """A limit, stated in the docs: a broker repeats markers by itself, at once, when its own connection breaks. A first
+    copy that arrives in the next transaction of the same epoch makes readable what that one has produced so far; its
+    leader is then killed. A broker that refuses such a copy fails this test: then the promise may be made.
+    """
+    scene = late_scene
+    scene.limits = {"batch_records": 200, "heartbeat_timeout": 1, "session_timeout": 3}
+    leader = scene.leader()
+    scene.midway()
+    markers = scene.between.strike(Api.WRITE_MARKERS, Late())
+    scene.wait_until(markers.struck.is_set)
+    produced = -math.inf
+
+    def fourth_of_a_transaction(request: Request) -> Treatment | None:
+        nonlocal produced
+        produced = 0 if request.api == Api.END else produced + (request.api == Api.PRODUCE)
+        return Hold() if produced == 4 and not held.strikes else None
+
+    late = markers.strikes[0]
+    scene.wait_until(lambda: any(request.at > late.request.at for request in of(scene.frames.seen, Api.END)))
+    held = scene.frames.mistreat(fourth_of_a_transaction)
+    scene.wait_until(held.struck.is_set)
+    late.deliver()
+    assert late.answered.wait(10)
+    leader.popen.kill()
+    scene.member()
+    scene.midway(200)
+    with pytest.raises(AssertionError, match="duplicates"):
         scene.ends_well()
