@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.late import FrameServers, LateScene
 from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, Scene, Servers
 from harvesting import make_outbox
 
@@ -64,3 +65,25 @@ def scene(servers: Servers, topic_prefix: str, is_long: bool, delivery: str) -> 
     servers.restore()
     scene.close()
     servers.postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def frame_servers(server_folder: Path, kafka_classpath: str) -> Iterator[FrameServers]:
+    """Servers whose single Kafka requests these tests may mistreat."""
+    servers = FrameServers(server_folder, kafka_classpath)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def late_scene(frame_servers: FrameServers, topic_prefix: str, request: pytest.FixtureRequest) -> Iterator[LateScene]:
+    """An outbox whose producers reach Kafka through a frame proxy; the parameter, if any, is whether it is atomic."""
+    name = f"late_{uuid.uuid4().hex[:12]}"
+    database = frame_servers.postgres.create_database(name)
+    settings = {"delivery": EXACTLY_ONCE, "atomic": getattr(request, "param", False)}
+    outbox = make_outbox(database, bootstrap=frame_servers.kafka.bootstrap, topic=topic_prefix + "data", **settings)
+    scene = LateScene(frame_servers, outbox, records=4_000, limits={"batch_records": 200}, pot=1_500)
+    yield scene
+    frame_servers.restore()
+    scene.close()
+    frame_servers.postgres.drop_database(name)
