@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import ClassVar
 
 from simulation.histories import History, Outcome, simulated
-from simulation.kafka import Broker
-from simulation.log import SimulatedTransactionalLog
-from simulation.network import Link
+from simulation.log import ReconfiguredLog
 from simulation.other_histories import Adopted, OtherHistory
 from simulation.poisoned import Poisoned
 from simulation.world import SOUND, Design, Member
@@ -24,15 +21,6 @@ class ChangingModes(History):
             self.members.append(Member(self.world, replace(self.design, delivery=mode)))
 
 
-class _OfTwoNames(SimulatedTransactionalLog):
-    """A producer that was configured anew, or not yet."""
-
-    number: ClassVar = count()
-
-    def __init__(self, broker: Broker, link: Link) -> None:
-        super().__init__(broker, link, ("outbox", "renamed")[next(self.number) % 2])
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A design, and what befalls it; of so many seeds that are asked for, one is simulated."""
@@ -45,7 +33,7 @@ class Kind:
 KINDS = {
     "exactly_once": Kind(),
     "atomic": Kind(Design(atomic=True), one_of=4),
-    "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
+    "reconfigured": Kind(Design(transactional_log=ReconfiguredLog), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "adopted": Kind(history=Adopted, one_of=8),
     "poisoned": Kind(history=Poisoned, one_of=4),
@@ -58,7 +46,7 @@ KINDS = {
 
 def lived(kind: str, seed: int) -> Outcome:
     """Live through one history. What is counted in classes begins anew, so that it depends on nothing but the seed."""
-    _OfTwoNames.number = count()
+    ReconfiguredLog.number = count()
     return simulated(seed, KINDS[kind].design, KINDS[kind].history)
 
 

@@ -7,6 +7,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, ClassVar
 
 from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, NotInTransaction, Place
@@ -28,7 +29,6 @@ _PATIENCE = 6.0
 _REQUEST_TIME = 2.0
 _RETRY_INTERVAL = 0.05
 _BACKOFF = 0.5
-_GAP = _BACKOFF * (1 - JITTER)
 
 
 def place_of(topic: str, key: str | bytes, partition: int | None) -> Place:
@@ -52,6 +52,9 @@ class SimulatedProducer:
     question may still arrive.
     """
 
+    gap: ClassVar = _BACKOFF * (1 - JITTER)
+    """How long it waits before it asks again, at least, in seconds."""
+
     def __init__(self, broker: Broker, link: Link, transactional_id: str) -> None:
         self._broker = broker
         self._link = link
@@ -59,7 +62,7 @@ class SimulatedProducer:
         self.epoch = -1
         self._sequences: Counter[Place] = Counter()
         self._added: set[Place] = set()
-        self._transaction = Transaction(gap=_GAP)
+        self._transaction = Transaction(gap=self.gap)
 
     @property
     def needs_epoch(self) -> bool:
@@ -72,7 +75,7 @@ class SimulatedProducer:
 
     async def renew(self) -> None:
         self._sequences.clear()
-        self._transaction = Transaction(gap=_GAP)
+        self._transaction = Transaction(gap=self.gap)
         await self.fence()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
@@ -240,6 +243,17 @@ class SimulatedTransactionalLog:
             "stable offsets", lambda answer: answer.give(self._broker.stable_offsets(places))
         )
         return offsets
+
+
+class ReconfiguredLog(SimulatedTransactionalLog):
+    """Producers whose name, or number, was configured to be another one, or not yet."""
+
+    number: ClassVar = count()
+    settings: ClassVar = (("outbox", 2), ("renamed", 3), ("outbox", 1), ("outbox", 4))
+
+    def __init__(self, broker: Broker, link: Link) -> None:
+        name, producers = self.settings[next(self.number) % len(self.settings)]
+        super().__init__(broker, link, name, producers=producers)
 
 
 def examined(broker: Broker, rows: Sequence[Any]) -> dict[int, Refusal]:

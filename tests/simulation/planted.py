@@ -268,7 +268,7 @@ BUGS: Collection[Bug] = (
     _table("the fence row is ignored", Unfenced),
     _log("older producers are not fenced", FencesNobody),
     _log("only one of several producers is fenced", FencesOne),
-    Bug("producers of other names are not fenced", "renamed", Design(transactional_log=ForgetsOthers)),
+    Bug("producers of other settings are not fenced", "reconfigured", Design(transactional_log=ForgetsOthers)),
     _log("a request that may come twice leaves the epoch as it is", KeepsItsEpoch),
     _log("the fence row is not read after a producer was renewed", TrustsItsRenewal),
     _log("what is decided counts as readable", TakesDecidedForReadable),

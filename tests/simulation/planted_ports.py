@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from simulation.kafka import LEDGER
-from simulation.log import SimulatedProducer, SimulatedTransactionalLog
+from simulation.log import ReconfiguredLog, SimulatedProducer, SimulatedTransactionalLog
 from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
@@ -101,22 +101,15 @@ class FencesNobody(SimulatedTransactionalLog):
 
 
 class FencesOne(SimulatedTransactionalLog):
-    """Fences the first of several producers; the others when it first needs them."""
-
-    _has_fenced = False
+    """Producers of which only the first is known to others."""
 
     async def fence(self, others: Collection[str] = ()) -> None:
-        await self.producers[0].fence()
-
-    async def begin(self) -> bool:
-        if not self._has_fenced:
-            self._has_fenced = True
-            for producer in self.producers[1:]:
-                await producer.fence()
-        return await SimulatedTransactionalLog.begin(self)
+        for producer in self.producers[1:]:
+            producer.transactional_id += f" {next(FencesNobody.numbers)}"
+        await SimulatedTransactionalLog.fence(self)
 
 
-class ForgetsOthers(SimulatedTransactionalLog):
+class ForgetsOthers(ReconfiguredLog):
     """Fences the producers that it will use itself, and no others that earlier views have used."""
 
     async def fence(self, others: Collection[str] = ()) -> None:
@@ -147,9 +140,7 @@ class TakesDecidedForReadable(SimulatedTransactionalLog):
 
 
 class _KeepsItsEpoch(SimulatedProducer):
-    @property
-    def needs_epoch(self) -> bool:
-        return False
+    gap = float("inf")
 
 
 class KeepsItsEpoch(SimulatedTransactionalLog):
