@@ -22,7 +22,7 @@ from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, unusable
 from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import GOHARVEST_COLUMNS
+from airflow_outbox.schema import GOHARVEST_COLUMNS, is_guarded
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable
 
@@ -113,6 +113,13 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
                 missing,
                 f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`",
             )
+    if "transaction_id" in columns and not is_guarded(connection, name):
+        yield Finding(
+            dangerous,
+            f"a trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
+            "not always on: rows that are restored or copied into it may wait until another member leads. "
+            "Run `airflow-outbox init`",
+        )
     if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
         yield Finding(
             dangerous,

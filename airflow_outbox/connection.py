@@ -52,7 +52,7 @@ class Column:
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted", "parked", "published", "archive")
+    beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 

@@ -64,6 +64,7 @@ def init_outbox(
         found = set(read_columns(connection, name))
         if not found:
             connection.execute(render(script("schema.sql"), name, **types))
+            guard_loaded_rows(connection, name)
             done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
             return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
@@ -73,7 +74,11 @@ def init_outbox(
         done = _migrate(connection, name, _version(connection, name))
         if transaction_id and "transaction_id" not in found:
             _execute(connection, "add_transaction_id", name)
+            guard_loaded_rows(connection, name)
             done.append(f"added the column transaction_id to {name}")
+        elif "transaction_id" in found:
+            mended = guard_loaded_rows(connection, name)
+            done = done or mended  # a migration makes them, too
         return done + _tended(connection, name, archive_retention)
 
 
@@ -84,6 +89,33 @@ def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName
             return None
         size, rows = _execute(connection, "table_size", name, values={"table": name.text()}).fetchone() or ("?", 0)
     return f"rewriting {name} ({size}, about {rows} rows), which nobody can read or write meanwhile"
+
+
+def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
+    """Make the triggers that give loaded rows the id of the transaction that loads them, unless they are there and on.
+
+    Returns, in words, what was done. Raises PostgresError.
+    """
+    if is_guarded(connection, name):
+        return []
+    with translated(name):
+        owner = connection.execute(_loaded_rows("owner", name), {"outbox": name.text()}).fetchone()
+        if owner is None:
+            raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
+        connection.execute(_loaded_rows("guard", name, owner=sql.SQL(owner[0])))  # as Postgres gave it: already quoted
+    return [f"made the triggers of {name} that give loaded rows the id of the transaction that loads them"]
+
+
+def is_guarded(connection: psycopg.Connection[Any], name: OutboxName) -> bool:
+    """Whether those triggers are there and always on. Raises PostgresError."""
+    with translated(name):
+        values = {"outbox": name.text(), "loaded": name.text("loaded")}
+        row = connection.execute(_loaded_rows("is_guarded", name), values).fetchone()
+    return bool(row and row[0])
+
+
+def _loaded_rows(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
+    return render(statements("loaded_rows.sql")[statement], name, **parts)
 
 
 def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:

@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 3.
+-- The tables of an outbox, whole, at schema version 5; `loaded_rows.sql` adds the outbox's triggers.
 -- {outbox}, {leader}, {commits}, …: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
@@ -101,4 +101,4 @@ CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS
 CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 4);
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 5);

@@ -185,6 +185,37 @@ def test_each_committed_record_is_read_once(
     )
 
 
+def test_no_window_shows_what_its_snapshot_does_not_see(prepared_database: str) -> None:
+    """Neither its first page, by transaction ids, nor the next ones, by ids. The triggers are off: the statements alone
+    have to leave out a row that says that it is of a transaction to come.
+    """
+    reader = Reader(prepared_database, max_records=2)
+    with closing(reader.table), psycopg.connect(prepared_database, autocommit=True) as writer:
+        writer.execute("ALTER TABLE outbox DISABLE TRIGGER ALL")
+        reader.read_all()
+        before = reader.windows.next.after
+        assert before is not None
+        for value in ("1", "2", "3"):
+            writer.execute(INSERT, [value])
+        writer.execute(
+            "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, transaction_id)"
+            " VALUES ('t', 'k', 'to come', %s::text::xid8)",
+            [before.xmax + 10],
+        )
+        assert reader.read()
+        writer.execute(INSERT, ["of the next window"])
+        assert reader.read()
+        assert reader.windows.next.within is None
+        assert reader.seen == Counter(["1", "2", "3"])
+        reader.read_all()
+        assert reader.seen == Counter(["1", "2", "3", "of the next window"])
+        for _ in range(10):
+            writer.execute("SELECT pg_current_xact_id()")
+        reader.read_all()
+        reader.read_all()
+        assert reader.seen == Counter(["1", "2", "3", "of the next window", "to come"])
+
+
 def test_a_transaction_without_end_costs_nothing(prepared_database: str) -> None:
     reader = Reader(prepared_database, max_records=100)
     with (

@@ -22,11 +22,13 @@ from simulation.planted_ports import (
     NeverFlushes,
     PurgesByRange,
     PurgesUnseen,
+    ReadsBeyond,
     TakesCommitForDone,
     TakesCommitForFailed,
     Unfenced,
 )
 from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
+from simulation.postgres import Database
 from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
@@ -214,6 +216,13 @@ class CutsAnywhere(Closure):
         return len(rows), True
 
 
+# The tables
+
+
+def _as_loaded(loaded: int | None, own: int) -> int:
+    return own if loaded is None else loaded
+
+
 # The member
 
 
@@ -274,6 +283,8 @@ BUGS: Collection[Bug] = (
     _windows("records are read by id only", ReadsByIds),
     _windows("windows forget transactions in progress", ForgetsInProgress),
     _windows("a window's next pages are not of its snapshot", PagesFreely),
+    _table("a window's upper bound is dropped", ReadsBeyond),
+    Bug("loaded rows keep their transactions' ids", place=Database, attribute="guarded", value=staticmethod(_as_loaded)),
     _log("an uncertain commit is taken for failed", TakesCommitForFailed),
     _log("an uncertain commit is taken for done", TakesCommitForDone),
     _table("an uncertain purge is taken for done", ForgetsPurges),

@@ -189,6 +189,7 @@ class Server:
             if number > reading.above
             and (after is None or not after.sees(row.transaction_id))
             and (within is None or within.sees(row.transaction_id))
+            and (after is None or row.transaction_id < snapshot.xmax)
         ]
         rows: list[OutboxRow] = []
         size = 0
