@@ -59,6 +59,8 @@ def examine(config: HarvestConfig) -> list[Finding]:
     try:
         with closing(connect(config.data_source, purpose="check")) as connection:
             findings += _examine_postgres(connection, config.name)
+            if not config.wait_for_standbys:
+                findings += _examine_standbys(connection, config.name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
                 outbox_id = OutboxTable(connection, config.name).identity().outbox_id
                 findings += _examine_archive(connection, config) if config.archives else []
@@ -125,6 +127,15 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
             dangerous,
             f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
             "Run ALTER SEQUENCE … CACHE 1",
+        )
+
+
+def _examine_standbys(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    if standbys := _ask(connection, "synchronous_standbys", name):
+        yield Finding(
+            Severity.DANGEROUS,
+            f"synchronous_standby_names is {standbys}, and wait_for_standbys is off: what a fail-over loses may be in "
+            "Kafka already. Leave wait_for_standbys on",
         )
 
 

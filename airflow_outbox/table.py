@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, read_columns, render, translated
+from airflow_outbox.connection import Column, read_columns, render, replicated, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -219,8 +219,8 @@ class OutboxTable:
             return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
 
     def flush(self, position: int) -> int:
-        """Wait until Postgres' log is on disk up to a position; how far it is."""
-        flushed = self._number("flushed")
+        """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for; how far it is."""
+        flushed = self._number("flushed", durable=self._render("durable"))
         return flushed if flushed >= position else self._number("flush")
 
     def purge_published(
@@ -343,7 +343,9 @@ class OutboxTable:
     def _readings(self) -> Mapping[tuple[str, bool], sql.Composed]:
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
-            (statement, asked): self._render(statement, partition=self._partition, transaction_id=transaction_id)
+            (statement, asked): self._render(
+                statement, partition=self._partition, transaction_id=transaction_id, durable=self._render("durable")
+            )
             for statement in ("read_window", "read_on")
             for asked, transaction_id in wanted.items()
         }
@@ -354,12 +356,12 @@ class OutboxTable:
     def _row(
         self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
     ) -> tuple[Any, ...] | None:
-        with translated(self.name):
+        with translated(self.name), replicated(self.connection):
             query = self._render(statement, **(parts or {}))
             return self.connection.execute(query, {"shard": SHARD, **values}).fetchone()
 
-    def _number(self, statement: str) -> int:
-        return int(cast("tuple[int]", self._row(statement))[0])
+    def _number(self, statement: str, **parts: sql.Composable) -> int:
+        return int(cast("tuple[int]", self._row(statement, parts))[0])
 
     def _drawn(self, last_drawn: int | None) -> int:
         if last_drawn is None:

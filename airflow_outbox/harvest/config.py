@@ -104,6 +104,8 @@ class HarvestConfig(Settings):
     """Whether the records of a source transaction become visible together."""
     transaction_headers: TransactionHeaders = Field(default_factory=TransactionHeaders)
     """Headers by which consumers know the source transactions of an atomic outbox."""
+    wait_for_standbys: bool = True
+    """Whether a record is published only when the synchronous standbys of Postgres have it, too."""
     purge: Literal["delete", "archive"] = "delete"
     """What becomes of records that are published: they are deleted, or moved into `<outbox>_archive`."""
     archive_retention: Duration = 30 * 86400.0

@@ -35,9 +35,24 @@ class PostgresTable:
     remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
     """
 
-    def __init__(self, data_source: str, name: OutboxName, limits: Limits, *, archives: bool = False) -> None:
-        """`archives` tells whether records that are purged go into the archive."""
-        self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name, archives=archives)
+    def __init__(
+        self,
+        data_source: str,
+        name: OutboxName,
+        limits: Limits,
+        *,
+        archives: bool = False,
+        waits_for_standbys: bool = True,
+    ) -> None:
+        """`archives` tells whether records that are purged go into the archive, `waits_for_standbys` whether something
+        is durable only when the synchronous standbys have it.
+        """
+
+        def opened(purpose: str) -> OutboxTable:
+            connection = connect(data_source, purpose=purpose, waits_for_standbys=waits_for_standbys)
+            return OutboxTable(connection, name, archives=archives)
+
+        self._open = opened
         self._member = f"{socket.gethostname()}:{os.getpid()}"
         self._patience = limits.heartbeat_timeout
         self._statement_timeout = limits.statement_timeout
