@@ -21,8 +21,9 @@ from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, unusable
+from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import GOHARVEST_COLUMNS, is_guarded
+from airflow_outbox.schema import GOHARVEST_COLUMNS
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable
 

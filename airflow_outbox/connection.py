@@ -69,8 +69,8 @@ def connect(
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
     Each statement is a transaction of its own and is acknowledged only when it is on disk, and on that of the
-    synchronous standbys unless `waits_for_standbys` is off, whatever the role's settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
-    here.
+    synchronous standbys unless `waits_for_standbys` is off, whatever the role's settings say. `data_source` is a libpq
+    connection string or URI; what it sets wins over the keep-alive settings here.
 
     `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
@@ -84,7 +84,8 @@ def connect(
         if not is_pooled:
             durable = "on" if waits_for_standbys else "local"
             connection.execute(
-                f"SET synchronous_commit = {durable}; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'"
+                f"SET synchronous_commit = {durable}; SET client_encoding = 'UTF8'; SET lock_timeout = '10s';"
+                " SET statement_timeout = 0"  # the caller knows how long a statement may take
             )
     except psycopg.Error as error:
         if _REFUSED.search(str(error)):

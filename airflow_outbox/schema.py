@@ -16,6 +16,7 @@ from psycopg import sql
 from airflow_outbox.archive import Archive
 from airflow_outbox.connection import read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
+from airflow_outbox.loaded_rows import guard_loaded_rows
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import migrations, script, statements
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
@@ -89,33 +90,6 @@ def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName
             return None
         size, rows = _execute(connection, "table_size", name, values={"table": name.text()}).fetchone() or ("?", 0)
     return f"rewriting {name} ({size}, about {rows} rows), which nobody can read or write meanwhile"
-
-
-def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
-    """Make the triggers that give loaded rows the id of the transaction that loads them, unless they are there and on.
-
-    Returns, in words, what was done. Raises PostgresError.
-    """
-    if is_guarded(connection, name):
-        return []
-    with translated(name):
-        owner = connection.execute(_loaded_rows("owner", name), {"outbox": name.text()}).fetchone()
-        if owner is None:
-            raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
-        connection.execute(_loaded_rows("guard", name, owner=sql.SQL(owner[0])))  # as Postgres gave it: already quoted
-    return [f"made the triggers of {name} that give loaded rows the id of the transaction that loads them"]
-
-
-def is_guarded(connection: psycopg.Connection[Any], name: OutboxName) -> bool:
-    """Whether those triggers are there and always on. Raises PostgresError."""
-    with translated(name):
-        values = {"outbox": name.text(), "loaded": name.text("loaded")}
-        row = connection.execute(_loaded_rows("is_guarded", name), values).fetchone()
-    return bool(row and row[0])
-
-
-def _loaded_rows(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
-    return render(statements("loaded_rows.sql")[statement], name, **parts)
 
 
 def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:

@@ -26,6 +26,7 @@ from airflow_outbox.errors import (
 )
 from airflow_outbox.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.keeping import archived
+from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
@@ -184,6 +185,21 @@ class OutboxTable:
         with translated(self.name):
             self.connection.execute(self._render("prefer_indexes"))
 
+    def first_reading(self, watermark: Snapshot | None, *, seconds: float) -> Reading:
+        """Where a term begins to read: at the first record of the whole table. But when it is not found within so many
+        seconds, since dead rows are before it, after the `watermark`: no record is of a transaction that it sees.
+        """
+        try:
+            with translated(self.name), self.connection.transaction():
+                self._row("look_briefly", milliseconds=max(1, int(1000 * seconds)))
+                self._row("lowest_id")
+        except PostgresError as error:
+            if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                raise
+            if watermark is not None and is_guarded(self.connection, self.name):
+                return Reading(after=watermark)
+        return Reading()
+
     def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         """The next page of a window: at most `max_bytes` of key and value, or one record."""
         values = {
@@ -219,7 +235,9 @@ class OutboxTable:
             return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
 
     def flush(self, position: int) -> int:
-        """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for; how far it is."""
+        """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for; how far it
+        is.
+        """
         flushed = self._number("flushed", durable=self._render("durable"))
         return flushed if flushed >= position else self._number("flush")
 
@@ -311,7 +329,8 @@ class OutboxTable:
 
     def is_empty(self) -> bool:
         """Whether every committed record has been published and purged."""
-        return bool(cast("tuple[bool]", self._row("is_empty"))[0])
+        guarded = "transaction_id" in self.columns and is_guarded(self.connection, self.name)
+        return bool(cast("tuple[bool]", self._row("is_empty_after_watermark" if guarded else "is_empty"))[0])
 
     def close(self) -> None:
         self.connection.close()

@@ -56,6 +56,8 @@ class Limits(Settings):
     """
     statement_timeout: Duration = 30.0
     """A statement that Postgres has not answered for this long is given up, and with it the term."""
+    take_over_timeout: Duration = 600.0
+    """The same for the first window of a term, which may have to pass many dead rows; at least statement_timeout."""
     transaction_timeout: Duration = 60.0
     """Kafka gives up a transaction that is open for this long. At most the broker's transaction.max.timeout.ms."""
     delivery_timeout: Duration = 60.0

@@ -139,8 +139,23 @@ SET enable_sort = off;
 SET max_parallel_workers_per_gather = 0
 
 -- newest_transaction_id --
--- Part of `fence`, where the outbox has the column: the highest transaction id in it, by the index (and so not by what is selected).
-coalesce((SELECT record.transaction_id::text::bigint FROM {outbox} AS record ORDER BY record.transaction_id DESC LIMIT 1), 0)
+-- Part of `fence`, where the outbox has the column: the highest id in it of a transaction that has not begun yet. No lower one is looked
+-- for, since the index leads to dead rows as well, and there may be millions of them at its end.
+coalesce((
+    SELECT record.transaction_id::text::bigint
+    FROM {outbox} AS record
+    WHERE record.transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+    ORDER BY record.transaction_id DESC
+    LIMIT 1
+), 0)
+
+-- look_briefly --
+-- Bounds the statement that follows in this transaction.
+SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
+
+-- lowest_id --
+-- The first record by id. While Postgres can't remove dead rows, all of those that come before it are looked at.
+SELECT id FROM {outbox} ORDER BY id LIMIT 1
 
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
@@ -320,6 +335,14 @@ SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
 -- is_empty --
 -- Whether every committed record has been published and purged.
 SELECT NOT EXISTS (SELECT FROM {outbox})
+
+-- is_empty_after_watermark --
+-- The same where no record can be of a transaction that the watermark sees: dead rows of those transactions are not looked at.
+WITH known AS MATERIALIZED (
+    SELECT coalesce(watermark, '1:1:') AS watermark FROM {leader} WHERE shard = %(shard)s
+)
+SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snapshot_xmax(watermark) FROM known))
+   AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))
 
 -- commit_once --
 -- Enters a job's commit. No row comes back when the same job and version has committed before; a rival that is committing is waited for.

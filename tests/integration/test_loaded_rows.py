@@ -1,4 +1,4 @@
-"""Rows that are loaded with transaction ids of their own, into an outbox that is being harvested, on the real servers."""
+"""Rows that are loaded with transaction ids of their own into an outbox that is being harvested, on real servers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from airflow_outbox.check import examine
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox, is_guarded
+from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import SCHEMA_VERSION
 
 NAME = OutboxName.parse("outbox")
@@ -84,8 +85,9 @@ def test_what_is_copied_with_another_transactions_id_is_published_once(
 ) -> None:
     connection.execute("CREATE TABLE backup AS TABLE outbox")
     connection.execute(
-        "INSERT INTO backup SELECT nextval('outbox_id_seq'), now(), %s, 'k' || n %% 10, n::text, '{}', '{}', NULL, NULL,"
-        " %s::text::xid8 FROM generate_series(10, 39) AS n",
+        "INSERT INTO backup"
+        " SELECT nextval('outbox_id_seq'), now(), %s, 'k' || n %% 10, n::text, '{}', '{}', NULL, NULL, %s::text::xid8"
+        " FROM generate_series(10, 39) AS n",
         [outbox.topic, transaction_id],
     )
     connection.execute("INSERT INTO outbox TABLE backup")

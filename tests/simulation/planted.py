@@ -14,6 +14,7 @@ from uuid import UUID
 
 from simulation.log import SimulatedTransactionalLog
 from simulation.planted_ports import (
+    BeginsLate,
     FencesLate,
     FencesNobody,
     ForgetsPurges,
@@ -137,6 +138,9 @@ class Remembers(ExactlyOnceTerm):
         if not hasattr(table, "windows"):
             table.windows = self._windows
         self._windows = table.windows
+
+    async def _begin_reading(self) -> None:
+        return None
 
 
 class CommitsWhenStopped(ExactlyOnceTerm):
@@ -284,7 +288,10 @@ BUGS: Collection[Bug] = (
     _windows("windows forget transactions in progress", ForgetsInProgress),
     _windows("a window's next pages are not of its snapshot", PagesFreely),
     _table("a window's upper bound is dropped", ReadsBeyond),
-    Bug("loaded rows keep their transactions' ids", place=Database, attribute="guarded", value=staticmethod(_as_loaded)),
+    Bug(
+        "loaded rows keep their transactions' ids", place=Database, attribute="guarded", value=staticmethod(_as_loaded)
+    ),
+    _table("a term begins after all that is visible", BeginsLate),
     _log("an uncertain commit is taken for failed", TakesCommitForFailed),
     _log("an uncertain commit is taken for done", TakesCommitForDone),
     _table("an uncertain purge is taken for done", ForgetsPurges),

@@ -53,6 +53,14 @@ class ReadsBeyond(SimulatedTable):
         return await SimulatedTable.read(self, replace(reading, within=None), **bounds)
 
 
+class BeginsLate(SimulatedTable):
+    """Begins a term after all that is visible, and not after what is known to be published."""
+
+    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+        page = await self.read(Reading(), max_records=1, max_bytes=1, transaction_ids=False)
+        return Reading(after=page.snapshot)
+
+
 class NeverHalts(SimulatedTable):
     """Forgets that another history was found."""
 

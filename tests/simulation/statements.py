@@ -20,6 +20,7 @@ from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
 from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
 LOCK_TIMEOUT = 1.0
@@ -179,6 +180,10 @@ class Server:
         row = self.database.state.fence
         if row.view == view:
             self.set_fence(replace(row, halted=row.halted or reason))
+
+    def first_reading(self, watermark: Snapshot | None) -> Reading:
+        """Half of the time there are dead rows."""
+        return Reading(after=watermark if self._random.random() < 0.5 else None)
 
     def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         snapshot = self.database.snapshot()
