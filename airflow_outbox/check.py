@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Any, cast
 from uuid import UUID
 
@@ -15,8 +13,10 @@ from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.archive import Archive
+from airflow_outbox.brokers import examine_transactions
 from airflow_outbox.connection import Column, connect, read_columns, render
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
+from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
@@ -38,21 +38,6 @@ _FITTING_TYPES = {
 }
 
 
-class Severity(Enum):
-    """MISSING: harvesting can't work. DANGEROUS: it works, but a promise may not hold."""
-
-    MISSING = "missing"
-    DANGEROUS = "dangerous"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing to mend."""
-
-    severity: Severity
-    text: str
-
-
 def examine(config: HarvestConfig) -> list[Finding]:
     """Look at the outbox as the configured role sees it. Whatever can't be reached is a finding too."""
     findings: list[Finding] = []
@@ -70,6 +55,8 @@ def examine(config: HarvestConfig) -> list[Finding]:
         findings.append(Finding(Severity.MISSING, str(error)))
     try:
         findings += _examine_kafka(config, outbox_id, topics)
+        if outbox_id is not None and config.delivery == "exactly_once":
+            findings += examine_transactions(config)
     except KafkaError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     return findings
