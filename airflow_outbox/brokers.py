@@ -67,7 +67,9 @@ def examine_settings(
     if isinstance(settings, BrokerError):
         reason = settings.str()
         if settings.code() == BrokerError.CLUSTER_AUTHORIZATION_FAILED:
-            reason = "Kafka does not allow DESCRIBE_CONFIGS on the cluster. Allow it, or look at these settings yourself"
+            reason = (
+                "Kafka does not allow DESCRIBE_CONFIGS on the cluster. Allow it, or look at these settings yourself"
+            )
         names = ", ".join((_VERIFICATION, _REPLICAS, _MIN_ISR, _MAX_TIMEOUT))
         yield Finding(Severity.UNCHECKED, f"{names} of broker {broker}: {reason}")
         return
