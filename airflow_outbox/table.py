@@ -330,6 +330,8 @@ class OutboxTable:
     def is_empty(self) -> bool:
         """Whether every committed record has been published and purged."""
         guarded = "transaction_id" in self.columns and is_guarded(self.connection, self.name)
+        if guarded:
+            self.prefer_indexes()
         return bool(cast("tuple[bool]", self._row("is_empty_after_watermark" if guarded else "is_empty"))[0])
 
     def close(self) -> None:

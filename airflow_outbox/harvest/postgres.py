@@ -266,7 +266,6 @@ class PostgresTable:
             self._looking.end()
             self._looking = _Door()
             await self._looking.open(self._open, "look")
-            await self._looking.call(OutboxTable.prefer_indexes)
         return await self._looking.call(method, *args, **kwargs)
 
 

@@ -16,9 +16,9 @@ from airflow_outbox.brokers import (
     examine_transactions,
     examine_version,
 )
-from airflow_outbox.check import Severity, examine
+from airflow_outbox.check import examine
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.finding import Finding
+from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.config import HarvestConfig
 

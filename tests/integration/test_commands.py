@@ -107,7 +107,7 @@ def test_check_asks_that_the_ledger_be_compacted(run: Run, kafka: EmbeddedKafka)
     ("damage", "says", "status"),
     [
         ("ALTER SEQUENCE app.outbox_id_seq CACHE 50", "dangerous: .*CACHE 50", 0),
-        ("ALTER TABLE app.outbox DROP COLUMN transaction_id", "dangerous: .*no column transaction_id", 0),
+        ("ALTER TABLE app.outbox DROP COLUMN transaction_id CASCADE", "dangerous: .*no column transaction_id", 0),
         ("ALTER TABLE app.outbox DROP COLUMN kafka_value", "missing: .*no column kafka_value", 1),
         (
             "ALTER TABLE app.outbox ALTER COLUMN kafka_value TYPE jsonb USING '{}'",

@@ -137,6 +137,7 @@ class Server:
         database, row = self.database, self.database.state.fence
         state = database.state
         assert row.recorded is not None
+        of_rows = {row.transaction_id for row in state.rows.values()}
         return Fence(
             request=row.request,
             outbox_id=OUTBOX_ID,
@@ -149,7 +150,7 @@ class Server:
             last_drawn=state.last_drawn,
             beats=row.beats,
             next_transaction_id=database.snapshot().xmax,
-            newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
+            newest_transaction_id=max((number for number in of_rows if number >= database.snapshot().xmax), default=0),
             halted=row.halted,
             flushed=row.flushed,
         )
