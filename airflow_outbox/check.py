@@ -106,7 +106,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     if "transaction_id" in columns and not is_guarded(connection, name):
         yield Finding(
             dangerous,
-            f"a trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
+            f"the trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
             "not always on: rows that are restored or copied into it may wait until another member leads. "
             "Run `airflow-outbox init`",
         )

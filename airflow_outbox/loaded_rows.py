@@ -1,6 +1,4 @@
-"""The guard against rows that are loaded with transaction ids of their own: triggers of the outbox, see
-`sql/loaded_rows.sql`.
-"""
+"""The guard against rows that are loaded with transaction ids of their own: a trigger, see `sql/loaded_rows.sql`."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from airflow_outbox.sql import statements
 
 
 def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
-    """Make the triggers that give loaded rows the id of the transaction that loads them, unless they are there and on.
+    """Make the trigger that gives loaded rows the id of the transaction that loads them, unless it is there and on.
 
     Returns, in words, what was done. Raises PostgresError.
     """
@@ -27,11 +25,11 @@ def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> 
         if owner is None:
             raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
         connection.execute(_statement("guard", name, owner=sql.SQL(owner[0])))  # as Postgres gave it: already quoted
-    return [f"made the triggers of {name} that give loaded rows the id of the transaction that loads them"]
+    return [f"made the trigger of {name} that gives loaded rows the id of the transaction that loads them"]
 
 
 def is_guarded(connection: psycopg.Connection[Any], name: OutboxName) -> bool:
-    """Whether those triggers are there and always on. Raises PostgresError."""
+    """Whether that trigger is there and always on. Raises PostgresError."""
     with translated(name):
         values = {"outbox": name.text(), "loaded": name.text("loaded")}
         row = connection.execute(_statement("is_guarded", name), values).fetchone()

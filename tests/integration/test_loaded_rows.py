@@ -115,9 +115,6 @@ def test_each_row_is_of_the_transaction_that_wrote_it(connection: psycopg.Connec
     load(connection, 3, 2**40)
     with connection.transaction():
         load(connection, 3)
-        with connection.transaction():  # a savepoint, which has an id of its own in xmin
-            connection.execute("UPDATE outbox SET transaction_id = '5'")
-        connection.execute("UPDATE outbox SET transaction_id = '2000000000'")
     connection.execute("SET session_replication_role = replica")
     load(connection, 4)
     assert others(connection) == 0
@@ -143,7 +140,6 @@ def test_who_may_insert_transaction_ids_need_not_be_allowed_to_update(connection
 
 DAMAGE = [
     "DROP TRIGGER loaded ON outbox",
-    "DROP TRIGGER reassigned ON outbox",
     "ALTER TABLE outbox DISABLE TRIGGER ALL",
     "ALTER TABLE outbox DISABLE TRIGGER ALL; ALTER TABLE outbox ENABLE TRIGGER ALL",  # pg_restore --disable-triggers
     "DROP FUNCTION outbox_loaded() CASCADE",

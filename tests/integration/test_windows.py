@@ -186,7 +186,7 @@ def test_each_committed_record_is_read_once(
 
 
 def test_no_window_shows_what_its_snapshot_does_not_see(prepared_database: str) -> None:
-    """Neither its first page, by transaction ids, nor the next ones, by ids. The triggers are off: the statements alone
+    """Neither its first page, by transaction ids, nor the next ones, by ids. The trigger is off: the statements alone
     have to leave out a row that says that it is of a transaction to come.
     """
     reader = Reader(prepared_database, max_records=2)

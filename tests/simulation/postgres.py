@@ -230,7 +230,7 @@ class Database:
 
     @staticmethod
     def guarded(loaded: int | None, own: int) -> int:
-        """What the outbox's triggers make of the transaction id that a row is loaded with: the writer's own."""
+        """What the outbox's trigger makes of the transaction id that a row is loaded with: the writer's own."""
         return own
 
     def draw(self) -> int:

@@ -1,2 +1,2 @@
--- Rows that are loaded with transaction ids of their own get that of the transaction that loads them: by the triggers of
--- `loaded_rows.sql`, which `init` adds to every outbox that has the column, and repairs where they are missing or off.
+-- Rows that are loaded with transaction ids of their own get that of the transaction that loads them: by the trigger of
+-- `loaded_rows.sql`, which `init` adds to every outbox that has the column, and makes again where it is missing or off.
