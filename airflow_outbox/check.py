@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Any, cast
 from uuid import UUID
 
@@ -15,12 +13,15 @@ from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.archive import Archive
+from airflow_outbox.brokers import examine_transactions
 from airflow_outbox.connection import Column, connect, read_columns, render
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
+from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, unusable
+from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import GOHARVEST_COLUMNS
 from airflow_outbox.sql import statements
@@ -37,21 +38,6 @@ _FITTING_TYPES = {
 }
 
 
-class Severity(Enum):
-    """MISSING: harvesting can't work. DANGEROUS: it works, but a promise may not hold."""
-
-    MISSING = "missing"
-    DANGEROUS = "dangerous"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing to mend."""
-
-    severity: Severity
-    text: str
-
-
 def examine(config: HarvestConfig) -> list[Finding]:
     """Look at the outbox as the configured role sees it. Whatever can't be reached is a finding too."""
     findings: list[Finding] = []
@@ -59,6 +45,8 @@ def examine(config: HarvestConfig) -> list[Finding]:
     try:
         with closing(connect(config.data_source, purpose="check")) as connection:
             findings += _examine_postgres(connection, config.name)
+            if not config.wait_for_standbys:
+                findings += _examine_standbys(connection, config.name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
                 outbox_id = OutboxTable(connection, config.name).identity().outbox_id
                 findings += _examine_archive(connection, config) if config.archives else []
@@ -67,6 +55,8 @@ def examine(config: HarvestConfig) -> list[Finding]:
         findings.append(Finding(Severity.MISSING, str(error)))
     try:
         findings += _examine_kafka(config, outbox_id, topics)
+        if outbox_id is not None and config.delivery == "exactly_once":
+            findings += examine_transactions(config)
     except KafkaError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     return findings
@@ -113,11 +103,27 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
                 missing,
                 f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`",
             )
+    if "transaction_id" in columns and not is_guarded(connection, name):
+        yield Finding(
+            dangerous,
+            f"the trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
+            "not always on: rows that are restored or copied into it may wait until another member leads. "
+            "Run `airflow-outbox init`",
+        )
     if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
         yield Finding(
             dangerous,
             f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
             "Run ALTER SEQUENCE … CACHE 1",
+        )
+
+
+def _examine_standbys(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    if standbys := _ask(connection, "synchronous_standbys", name):
+        yield Finding(
+            Severity.DANGEROUS,
+            f"synchronous_standby_names is {standbys}, and wait_for_standbys is off: what a fail-over loses may be in "
+            "Kafka already. Leave wait_for_standbys on",
         )
 
 

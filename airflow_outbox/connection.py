@@ -52,7 +52,7 @@ class Column:
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted", "parked", "published", "archive")
+    beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
 
@@ -63,12 +63,14 @@ def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
     return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
 
 
-def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psycopg.Connection[Any]:
+def connect(
+    data_source: str, *, purpose: str, is_pooled: bool = False, waits_for_standbys: bool = True
+) -> psycopg.Connection[Any]:
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
-    Each statement is a transaction of its own and is acknowledged only when it is on disk, whatever the role's
-    settings say. `data_source` is a libpq connection string or URI; what it sets wins over the keep-alive settings
-    here.
+    Each statement is a transaction of its own and is acknowledged only when it is on disk, and on that of the
+    synchronous standbys unless `waits_for_standbys` is off, whatever the role's settings say. `data_source` is a libpq
+    connection string or URI; what it sets wins over the keep-alive settings here.
 
     `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
@@ -80,7 +82,11 @@ def connect(data_source: str, *, purpose: str, is_pooled: bool = False) -> psyco
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
         if not is_pooled:
-            connection.execute("SET synchronous_commit = on; SET client_encoding = 'UTF8'; SET lock_timeout = '10s'")
+            durable = "on" if waits_for_standbys else "local"
+            connection.execute(
+                f"SET synchronous_commit = {durable}; SET client_encoding = 'UTF8'; SET lock_timeout = '10s';"
+                " SET statement_timeout = 0"  # the caller knows how long a statement may take
+            )
     except psycopg.Error as error:
         if _REFUSED.search(str(error)):
             raise LoginRefusedError(
@@ -111,6 +117,29 @@ def translated(name: OutboxName) -> Iterator[None]:
         raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
     except psycopg.Error as error:
         raise (PostgresUnreachableError if is_gone(error) else PostgresError)(f"{name}: {_reason(error)}") from error
+
+
+@contextmanager
+def replicated(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Raise PostgresError when a commit's wait for the synchronous standbys is cancelled: it is then not durable, and
+    Postgres says so by a mere warning.
+    """
+    warnings: list[str] = []
+
+    def hear(warning: psycopg.errors.Diagnostic) -> None:
+        if warning.source_function == "SyncRepWaitForLSN":  # in no language, other than the message
+            warnings.append(" ".join((warning.message_primary or "").split()))
+
+    connection.add_notice_handler(hear)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(hear)
+    if warnings:
+        raise PostgresError(
+            f"Postgres has committed without its synchronous standbys: {warnings[0]}. "
+            "Look for what cancels statements of this role"
+        )
 
 
 def is_gone(error: psycopg.Error) -> bool:

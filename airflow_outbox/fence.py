@@ -73,8 +73,8 @@ class Fence:
     of that were known by. `recorded` is the history that the first leader of this incarnation found, `present` today's.
     `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have said here
     that they are alive, `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id`
-    the highest one in the outbox (0: it is empty). `halted` is why harvesting was stopped until `adopt` (None: it was
-    not).
+    the highest one in the outbox that is not below it (0: there is none). `halted` is why harvesting was stopped until
+    `adopt` (None: it was not).
     """
 
     request: Request

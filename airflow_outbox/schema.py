@@ -16,6 +16,7 @@ from psycopg import sql
 from airflow_outbox.archive import Archive
 from airflow_outbox.connection import read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
+from airflow_outbox.loaded_rows import guard_loaded_rows
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import migrations, script, statements
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
@@ -64,6 +65,7 @@ def init_outbox(
         found = set(read_columns(connection, name))
         if not found:
             connection.execute(render(script("schema.sql"), name, **types))
+            guard_loaded_rows(connection, name)
             done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
             return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
@@ -73,7 +75,11 @@ def init_outbox(
         done = _migrate(connection, name, _version(connection, name))
         if transaction_id and "transaction_id" not in found:
             _execute(connection, "add_transaction_id", name)
+            guard_loaded_rows(connection, name)
             done.append(f"added the column transaction_id to {name}")
+        elif "transaction_id" in found:
+            mended = guard_loaded_rows(connection, name)
+            done = done or mended  # a migration makes them, too
         return done + _tended(connection, name, archive_retention)
 
 

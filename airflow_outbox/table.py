@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, read_columns, render, translated
+from airflow_outbox.connection import Column, read_columns, render, replicated, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -26,6 +26,7 @@ from airflow_outbox.errors import (
 )
 from airflow_outbox.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.keeping import archived
+from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
@@ -189,6 +190,21 @@ class OutboxTable:
         with translated(self.name):
             self.connection.execute(self._render("prefer_indexes"))
 
+    def first_reading(self, watermark: Snapshot | None, *, seconds: float) -> Reading:
+        """Where a term begins to read: at the first record of the whole table. But when it is not found within so many
+        seconds, since dead rows are before it, after the `watermark`: no record is of a transaction that it sees.
+        """
+        try:
+            with translated(self.name), self.connection.transaction():
+                self._row("look_briefly", milliseconds=max(1, int(1000 * seconds)))
+                self._row("lowest_id")
+        except PostgresError as error:
+            if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                raise
+            if watermark is not None and is_guarded(self.connection, self.name):
+                return Reading(after=watermark)
+        return Reading()
+
     def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         """The next page of a window: at most `max_bytes` of key and value, or one record."""
         values = {
@@ -224,8 +240,10 @@ class OutboxTable:
             return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
 
     def flush(self, position: int) -> int:
-        """Wait until Postgres' log is on disk up to a position; how far it is."""
-        flushed = self._number("flushed")
+        """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for; how far it
+        is.
+        """
+        flushed = self._number("flushed", durable=self._render("durable"))
         return flushed if flushed >= position else self._number("flush")
 
     def purge_published(
@@ -316,7 +334,10 @@ class OutboxTable:
 
     def is_empty(self) -> bool:
         """Whether every committed record has been published and purged."""
-        return bool(cast("tuple[bool]", self._row("is_empty"))[0])
+        guarded = "transaction_id" in self.columns and is_guarded(self.connection, self.name)
+        if guarded:
+            self.prefer_indexes()
+        return bool(cast("tuple[bool]", self._row("is_empty_after_watermark" if guarded else "is_empty"))[0])
 
     def close(self) -> None:
         self.connection.close()
@@ -348,7 +369,9 @@ class OutboxTable:
     def _readings(self) -> Mapping[tuple[str, bool], sql.Composed]:
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
-            (statement, asked): self._render(statement, partition=self._partition, transaction_id=transaction_id)
+            (statement, asked): self._render(
+                statement, partition=self._partition, transaction_id=transaction_id, durable=self._render("durable")
+            )
             for statement in ("read_window", "read_on")
             for asked, transaction_id in wanted.items()
         }
@@ -359,12 +382,12 @@ class OutboxTable:
     def _row(
         self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
     ) -> tuple[Any, ...] | None:
-        with translated(self.name):
+        with translated(self.name), replicated(self.connection):
             query = self._render(statement, **(parts or {}))
             return self.connection.execute(query, {"shard": SHARD, **values}).fetchone()
 
-    def _number(self, statement: str) -> int:
-        return int(cast("tuple[int]", self._row(statement))[0])
+    def _number(self, statement: str, **parts: sql.Composable) -> int:
+        return int(cast("tuple[int]", self._row(statement, parts))[0])
 
     def _drawn(self, last_drawn: int | None) -> int:
         if last_drawn is None:

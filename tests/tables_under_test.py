@@ -18,12 +18,20 @@ INSERT = (
     "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)"
     " VALUES (%s, %s, %s, %s, %s, %s)"
 )
+LOAD = (
+    "INSERT INTO outbox"
+    " (id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, transaction_id)"
+    " VALUES (%s, %s, %s, %s, %s, %s, %s::text::xid8)"
+)
 
 
 class Writer(Protocol):
     """A transaction of an application."""
 
     def insert(self, *ids: int) -> None: ...
+
+    def load(self, number: int, transaction_id: int) -> None:
+        """Insert a record that is said to be of another transaction."""
 
     def draw(self) -> int:
         """The next id of the sequence."""
@@ -66,6 +74,9 @@ class RealWriter:
         for number in ids:
             self._connection.execute(INSERT, record(number)[:6])
 
+    def load(self, number: int, transaction_id: int) -> None:
+        self._connection.execute(LOAD, [*record(number)[:6], transaction_id])
+
     def draw(self) -> int:
         row = self._connection.execute("SELECT nextval(pg_get_serial_sequence('outbox', 'id'))").fetchone()
         assert row is not None
@@ -98,6 +109,9 @@ class SimulatedWriter:
     def insert(self, *ids: int) -> None:
         for number in ids:
             self._transaction.insert(record(number))
+
+    def load(self, number: int, transaction_id: int) -> None:
+        self._transaction.insert(record(number), of_transaction=transaction_id)
 
     def draw(self) -> int:
         return self._transaction.draw()

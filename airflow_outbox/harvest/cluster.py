@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
@@ -38,6 +40,23 @@ _POLL = 0.05
 _LOCAL = 0  # codes below are of the client itself, not of a broker
 
 
+class _Versions(logging.Handler):
+    """Which versions of each request each broker knows, by what librdkafka logs of it."""
+
+    _LINE = re.compile(r"\[thrd:(.+?)\]: .*ApiKey (\w+) \(\d+\) Versions \d+\.\.(\d+)")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self.logger = logging.Logger(__name__, logging.DEBUG)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (found := self._LINE.search(record.getMessage())) is not None:
+            broker, request, newest = found.groups()
+            self.known[broker][request] = int(newest)
+
+
 class Cluster:
     """A cluster as a client with these settings meets it.
 
@@ -45,19 +64,40 @@ class Cluster:
     there is no answer: the login is refused, TLS fails, or no broker can be reached within ten seconds.
     """
 
-    def __init__(self, kafka: Mapping[str, Any]) -> None:
-        """Raises KafkaError for settings that Kafka's client refuses."""
+    def __init__(self, kafka: Mapping[str, Any], *, notes_versions: bool = False) -> None:
+        """`notes_versions` is for `newest_version`. Raises KafkaError for settings that Kafka's client refuses."""
         self._kafka = kafka
         self._complaint: BrokerError | None = None
+        self._versions = _Versions()
         try:
             settings: dict[str, Any] = {**CLIENT_SETTINGS, **kafka, "error_cb": self._complain}
-            self._client = AdminClient(settings, logger=logger)
+            if notes_versions:
+                settings |= {"debug": "feature", "log_level": 7}
+            self._client = AdminClient(settings, logger=self._versions.logger if notes_versions else logger)
         except REFUSALS as error:
             raise refused_settings(error, kafka, remedy="Correct kafka") from error
 
     def reach(self) -> None:
         """Raise KafkaError unless a broker answers."""
         self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})
+
+    def broker_settings(self) -> dict[int, Any]:
+        """The settings of each broker, by its id, or its error. Raises KafkaError."""
+        described = self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})[""]
+        if isinstance(described, BrokerError):
+            raise KafkaError(f"the cluster does not tell its brokers: {described.str()}")
+        futures: dict[int, Future[Any]] = {}
+        for node in described.nodes:
+            resource = ConfigResource(ResourceType.BROKER, str(node.id))
+            futures[node.id] = self._client.describe_configs([resource], request_timeout=_TIMEOUT)[resource]
+        return self._answers(futures)
+
+    def newest_version(self, request: str) -> int | None:
+        """The newest version of a request that every broker knows that was asked so far; None: it is not known."""
+        self._client.poll(0)
+        return min(
+            (versions[request] for versions in self._versions.known.values() if request in versions), default=None
+        )
 
     def topics(self, names: Collection[str]) -> dict[str, Any]:
         """Topics as confluent_kafka describes them, with the operations that are allowed, or the broker's error."""

@@ -56,6 +56,8 @@ class Limits(Settings):
     """
     statement_timeout: Duration = 30.0
     """A statement that Postgres has not answered for this long is given up, and with it the term."""
+    take_over_timeout: Duration = 600.0
+    """The same for the first window of a term, which may have to pass many dead rows; at least statement_timeout."""
     transactional_ids: int = Field(default=2, ge=1, le=16)
     """Kafka producers of a shard that take turns: while one commits a batch, the next one sends another.
 
@@ -109,6 +111,8 @@ class HarvestConfig(Settings):
     """Whether the records of a source transaction become visible together."""
     transaction_headers: TransactionHeaders = Field(default_factory=TransactionHeaders)
     """Headers by which consumers know the source transactions of an atomic outbox."""
+    wait_for_standbys: bool = True
+    """Whether a record is published only when the synchronous standbys of Postgres have it, too."""
     purge: Literal["delete", "archive"] = "delete"
     """What becomes of records that are published: they are deleted, or moved into `<outbox>_archive`."""
     archive_retention: Duration = 30 * 86400.0

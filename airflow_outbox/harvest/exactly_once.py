@@ -128,6 +128,7 @@ class ExactlyOnceTerm(Term):
 
     async def run(self) -> None:
         await self.recover()
+        await self._begin_reading()
         await self._run(
             [self._read(), self._publish(), self._commit_filled(), self._settle()], serving=[self._attend()]
         )
@@ -156,6 +157,9 @@ class ExactlyOnceTerm(Term):
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
         self._begun = recovery.witness.batch
         self._take_up(ParkedLanes(*await self._table.parked_lanes()))
+
+    async def _begin_reading(self) -> None:
+        self._windows = Windows(await self._table.first_reading(self._accounted.watermark))
 
     def _take_up(self, parked: ParkedLanes) -> None:
         self._parked = parked

@@ -71,6 +71,11 @@ class Table(Protocol):
         None when nothing is due. Raises FencedError.
         """
 
+    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+        """Where a term that has recovered begins to read: the whole table, or, when dead rows make that slow, what the
+        watermark does not see. Of what it sees everything is purged by then.
+        """
+
     async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         """The next page of a window: at most `max_records`, and at most `max_bytes` of key and value or one record.
 

@@ -28,6 +28,9 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+_BRIEFLY = 1.0  # seconds; hundreds of thousands of dead rows
+
+
 class PostgresTable:
     """One member's door to its outbox.
 
@@ -35,12 +38,29 @@ class PostgresTable:
     remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
     """
 
-    def __init__(self, data_source: str, name: OutboxName, limits: Limits, *, archives: bool = False) -> None:
-        """`archives` tells whether records that are purged go into the archive."""
-        self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name, archives=archives)
+    def __init__(
+        self,
+        data_source: str,
+        name: OutboxName,
+        limits: Limits,
+        *,
+        archives: bool = False,
+        waits_for_standbys: bool = True,
+    ) -> None:
+        """`archives` tells whether records that are purged go into the archive, `waits_for_standbys` whether something
+        is durable only when the synchronous standbys have it.
+        """
+
+        def opened(purpose: str) -> OutboxTable:
+            connection = connect(data_source, purpose=purpose, waits_for_standbys=waits_for_standbys)
+            return OutboxTable(connection, name, archives=archives)
+
+        self._open = opened
         self._member = f"{socket.gethostname()}:{os.getpid()}"
         self._patience = limits.heartbeat_timeout
         self._statement_timeout = limits.statement_timeout
+        self._take_over_timeout = max(limits.take_over_timeout, limits.statement_timeout)
+        self._is_settled_in = True  # a leader has read its first window
         self._looking = _Door()
         self._marking = _Door()
         self._purging = _Door()
@@ -53,6 +73,7 @@ class PostgresTable:
         for door in (self._marking, self._purging):
             door.end()
         self._marking, self._purging = _Door(), _Door()
+        self._is_settled_in = False
         backends = []
         for door, purpose in ((self._marking, "mark"), (self._purging, "purge")):
             await door.open(self._open, purpose)
@@ -84,7 +105,7 @@ class PostgresTable:
             )
 
     async def holds_marks(self) -> bool:
-        async with self._within(self._statement_timeout):
+        async with self._within(self._take_over_timeout):
             return await self._purging.call(OutboxTable.holds_marks)  # the other connection avoids scans
 
     async def mark(
@@ -95,15 +116,26 @@ class PostgresTable:
                 OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes, only_marked=only_marked
             )
 
-    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+        seconds = min(_BRIEFLY, self._statement_timeout / 4)
         async with self._within(self._statement_timeout):
-            return await self._marking.call(
+            return await self._marking.call(OutboxTable.first_reading, watermark, seconds=seconds)
+
+    @property
+    def _patience_for_reading(self) -> float:
+        return self._statement_timeout if self._is_settled_in else self._take_over_timeout
+
+    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        async with self._within(self._patience_for_reading):
+            page = await self._marking.call(
                 OutboxTable.read,
                 reading,
                 max_records=max_records,
                 max_bytes=max_bytes,
                 transaction_ids=transaction_ids,
             )
+        self._is_settled_in = self._is_settled_in or page.complete
+        return page
 
     async def lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
         async with self._within(self._statement_timeout):
@@ -187,7 +219,7 @@ class PostgresTable:
         flushed: Flushed | None = None,
     ) -> Pulse:
         # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
-        async with self._within(self._statement_timeout):
+        async with self._within(self._patience_for_reading):
             return await self._marking.call(
                 OutboxTable.heartbeat,
                 view,

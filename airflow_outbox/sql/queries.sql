@@ -139,15 +139,30 @@ SET enable_sort = off;
 SET max_parallel_workers_per_gather = 0
 
 -- newest_transaction_id --
--- Part of `fence`, where the outbox has the column: the highest transaction id in it, by the index (and so not by what is selected).
-coalesce((SELECT record.transaction_id::text::bigint FROM {outbox} AS record ORDER BY record.transaction_id DESC LIMIT 1), 0)
+-- Part of `fence`, where the outbox has the column: the highest id in it of a transaction that has not begun yet. No lower one is looked
+-- for, since the index leads to dead rows as well, and there may be millions of them at its end.
+coalesce((
+    SELECT record.transaction_id::text::bigint
+    FROM {outbox} AS record
+    WHERE record.transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+    ORDER BY record.transaction_id DESC
+    LIMIT 1
+), 0)
+
+-- look_briefly --
+-- Bounds the statement that follows in this transaction.
+SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
+
+-- lowest_id --
+-- The first record by id. While Postgres can't remove dead rows, all of those that come before it are looked at.
+SELECT id FROM {outbox} ORDER BY id LIMIT 1
 
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
 -- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, and how far Postgres' log was written and on disk by then. Each record tells its size, the
+-- record: it tells what the statement saw, and how far Postgres' log was written and durable by then. Each record tells its size, the
 -- bytes of key and value; of one above max_size the value is left out, so that a page never holds more than max_records times max_size.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'),
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
@@ -167,7 +182,7 @@ UNION ALL (
 -- read_on --
 -- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
 -- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'),
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
@@ -216,12 +231,20 @@ id = ANY(%(ids)s)
 -- Part of `purge_published`: ids that lie so close together that their range, without the few others in it, is found sooner.
 id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 
+-- durable --
+-- Part of `read_window`, `read_on` and `flushed`: how far Postgres' log is durable, as far as this session may say so without a wait. That
+-- is how far it is on disk; but where commits wait for standbys, it is unknown (0), for the positions of standbys are not shown to
+-- everybody.
+CASE WHEN current_setting('synchronous_commit') = 'local' OR current_setting('synchronous_standby_names') = ''
+     THEN pg_current_wal_flush_lsn() - '0/0' ELSE 0 END
+
 -- flushed --
--- How far Postgres' log is on disk.
-SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint
+-- How far Postgres' log is durable.
+SELECT ({durable})::bigint
 
 -- flush --
--- Writes a message that nobody reads: the commit of this statement brings Postgres' log on disk up to here.
+-- Writes a message that nobody reads: the commit of this statement makes Postgres' log durable up to here, on its disk and, where commits
+-- wait for standbys, on theirs.
 SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
 -- adopt --
@@ -313,6 +336,14 @@ SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
 -- Whether every committed record has been published and purged.
 SELECT NOT EXISTS (SELECT FROM {outbox})
 
+-- is_empty_after_watermark --
+-- The same where no record can be of a transaction that the watermark sees: dead rows of those transactions are not looked at.
+WITH known AS MATERIALIZED (
+    SELECT coalesce(watermark, '1:1:') AS watermark FROM {leader} WHERE shard = %(shard)s
+)
+SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snapshot_xmax(watermark) FROM known))
+   AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))
+
 -- commit_once --
 -- Enters a job's commit. No row comes back when the same job and version has committed before; a rival that is committing is waited for.
 INSERT INTO {commits} (app_id, version, records)
@@ -356,6 +387,10 @@ SELECT pg_backend_pid()
 -- sequence_cache --
 -- How many ids a session draws at once.
 SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass(pg_get_serial_sequence(%(outbox)s, 'id'))
+
+-- synchronous_standbys --
+-- The standbys that commits wait for, as the server is told to find them; empty when there are none.
+SELECT current_setting('synchronous_standby_names')
 
 -- pending_topics --
 -- The topics of the records that wait, as far as a look at the first ones tells.

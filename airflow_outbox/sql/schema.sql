@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 5.
+-- The tables of an outbox, whole, at schema version 5; `loaded_rows.sql` adds the outbox's trigger.
 -- {outbox}, {leader}, {commits}, …: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 

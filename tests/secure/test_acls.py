@@ -67,6 +67,8 @@ def test_the_list_is_enough_and_each_entry_is_needed(
     said = run(outbox, tmp_path, "check")
     assert "missing" not in said
     assert "not known" not in said
+    if delivery == "exactly_once":  # the list does not ask for a right on the whole cluster
+        assert "not checked: transaction.partition.verification.enable" in said
     [leader_topic] = [create.name for create in made if create.name.endswith(".leader")]
     # What can't be written to its topic is parked, and who leads unheard publishes at first: these come last.
     last = [outbox.topic, leader_topic]

@@ -1,7 +1,7 @@
 """Applications that write to the outbox: transactions of all kinds, several at once.
 
 They keep to what the order of a key asks for: whoever writes records of a key holds that key's lock from before the
-first id is drawn until the transaction has ended.
+first id is drawn until the transaction has ended. Some load rows of a dump, with the transaction ids that stand there.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ class Applications:
         early = [transaction.draw() for _ in range(count)] if self._random.random() < 0.25 else []
         if early:
             await self._pause(2.0)
+        loads = self._random.random() < 0.1
         for place in range(count):
             number = early[place] if early else transaction.draw()
-            transaction.insert(self._record(number, self._random.choice(keys)))
+            loaded = self._other_transaction() if loads else None
+            transaction.insert(self._record(number, self._random.choice(keys)), of_transaction=loaded)
             if self._random.random() < 0.3:
                 await self._pause(0.3)
         await self._end(transaction)
@@ -86,6 +88,10 @@ class Applications:
         while not self._database.up:
             await self._pause(1.0)
         prepared.end(committed=committed)
+
+    def _other_transaction(self) -> int:
+        """The transaction id of a row out of a dump: a past one, or one of another database."""
+        return self._random.choice((self._random.randint(1, self._database.state.next_transaction_id), 2**40))
 
     def _record(self, number: int, key: str) -> MarkedRecord:
         """Its value tells it from all others, also from those of a history that a crash undid."""

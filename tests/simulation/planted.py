@@ -14,6 +14,7 @@ from uuid import UUID
 
 from simulation.log import SimulatedTransactionalLog
 from simulation.planted_ports import (
+    BeginsLate,
     FencesLate,
     FencesNobody,
     FencesOne,
@@ -25,6 +26,7 @@ from simulation.planted_ports import (
     NeverFlushes,
     PurgesByRange,
     PurgesUnseen,
+    ReadsBeyond,
     TakesCommitForDone,
     TakesCommitForFailed,
     TakesDecidedForReadable,
@@ -32,6 +34,7 @@ from simulation.planted_ports import (
     Unfenced,
 )
 from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
+from simulation.postgres import Database
 from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
@@ -141,6 +144,9 @@ class Remembers(ExactlyOnceTerm):
             table.windows = self._windows
         self._windows = table.windows
 
+    async def _begin_reading(self) -> None:
+        return None
+
 
 class CommitsWhenStopped(ExactlyOnceTerm):
     """Commits what it has of a source transaction when it is asked to stop."""
@@ -219,6 +225,13 @@ class CutsAnywhere(Closure):
         return len(rows), True
 
 
+# The tables
+
+
+def _as_loaded(loaded: int | None, own: int) -> int:
+    return own if loaded is None else loaded
+
+
 # The member
 
 
@@ -284,6 +297,11 @@ BUGS: Collection[Bug] = (
     _windows("records are read by id only", ReadsByIds),
     _windows("windows forget transactions in progress", ForgetsInProgress),
     _windows("a window's next pages are not of its snapshot", PagesFreely),
+    _table("a window's upper bound is dropped", ReadsBeyond),
+    Bug(
+        "loaded rows keep their transactions' ids", place=Database, attribute="guarded", value=staticmethod(_as_loaded)
+    ),
+    _table("a term begins after all that is visible", BeginsLate),
     _log("an uncertain commit is taken for failed", TakesCommitForFailed),
     _log("an uncertain commit is taken for done", TakesCommitForDone),
     _table("an uncertain purge is taken for done", ForgetsPurges),

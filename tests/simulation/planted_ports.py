@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,7 @@ from simulation.table import SimulatedTable
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.transaction import Call, State
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import OutboxRow, Page, Reading
 from airflow_outbox.records import Snapshot
 
 EVERYTHING = Snapshot(2**63, 2**63)
@@ -44,6 +45,21 @@ class PurgesUnseen(SimulatedTable):
 
     async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
         return await SimulatedTable.purge_published(self, view, ids, EVERYTHING, **news)
+
+
+class ReadsBeyond(SimulatedTable):
+    """Reads a window's next pages without its upper bound: also records that became visible since."""
+
+    async def read(self, reading: Reading, **bounds: Any) -> Page:
+        return await SimulatedTable.read(self, replace(reading, within=None), **bounds)
+
+
+class BeginsLate(SimulatedTable):
+    """Begins a term after all that is visible, and not after what is known to be published."""
+
+    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+        page = await self.read(Reading(), max_records=1, max_bytes=1, transaction_ids=False)
+        return Reading(after=page.snapshot)
 
 
 class NeverHalts(SimulatedTable):

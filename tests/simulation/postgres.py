@@ -228,6 +228,11 @@ class Database:
             transaction.insert(record)
         transaction.commit()
 
+    @staticmethod
+    def guarded(loaded: int | None, own: int) -> int:
+        """What the outbox's trigger makes of the transaction id that a row is loaded with: the writer's own."""
+        return own
+
     def draw(self) -> int:
         self.write("draw", self.state.last_drawn + 1)
         return self.state.last_drawn
@@ -326,7 +331,8 @@ class Transaction:
         self._require()
         return self._database.draw()
 
-    def insert(self, record: MarkedRecord) -> None:
+    def insert(self, record: MarkedRecord, *, of_transaction: int | None = None) -> None:
+        """`of_transaction` is the id that the row is loaded with, unless it takes the column's default."""
         self._require()
         database = self._database
         if self.transaction_id is None:
@@ -338,7 +344,8 @@ class Transaction:
         if taken:
             self.rollback()
             raise TransactionLostError("duplicate key")
-        database.write("insert", self.transaction_id, Row(record, self.transaction_id))
+        written = database.guarded(of_transaction, self.transaction_id)
+        database.write("insert", self.transaction_id, Row(record, written))
 
     def commit(self, *, synchronous: bool = True) -> None:
         self._end(True)

@@ -20,6 +20,7 @@ from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
 from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
 from airflow_outbox.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 
 LOCK_TIMEOUT = 1.0
@@ -136,6 +137,7 @@ class Server:
         database, row = self.database, self.database.state.fence
         state = database.state
         assert row.recorded is not None
+        of_rows = {row.transaction_id for row in state.rows.values()}
         return Fence(
             request=row.request,
             outbox_id=OUTBOX_ID,
@@ -148,7 +150,7 @@ class Server:
             last_drawn=state.last_drawn,
             beats=row.beats,
             next_transaction_id=database.snapshot().xmax,
-            newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
+            newest_transaction_id=max((number for number in of_rows if number >= database.snapshot().xmax), default=0),
             halted=row.halted,
             flushed=row.flushed,
         )
@@ -184,6 +186,10 @@ class Server:
         if row.view == view:
             self.set_fence(replace(row, halted=row.halted or reason))
 
+    def first_reading(self, watermark: Snapshot | None) -> Reading:
+        """Half of the time there are dead rows."""
+        return Reading(after=watermark if self._random.random() < 0.5 else None)
+
     def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         snapshot = self.database.snapshot()
         after, within = reading.after, reading.within
@@ -193,6 +199,7 @@ class Server:
             if number > reading.above
             and (after is None or not after.sees(row.transaction_id))
             and (within is None or within.sees(row.transaction_id))
+            and (after is None or row.transaction_id < snapshot.xmax)
         ]
         rows: list[OutboxRow] = []
         size = 0

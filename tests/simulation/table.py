@@ -80,6 +80,10 @@ class SimulatedTable:
         marked: list[MarkedRecord] = await self._run_locked(self._reading, "mark", view, effect)
         return marked
 
+    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+        first: Reading = await self._run(self._reading, "first_reading", lambda: self._server.first_reading(watermark))
+        return first
+
     async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         bounds = {"max_records": max_records, "max_bytes": max_bytes, "transaction_ids": transaction_ids}
         page: Page = await self._run(self._reading, "read", lambda: self._server.read(reading, **bounds))

@@ -23,7 +23,7 @@ LAYERS = [
     AIRFLOW_ROOMS,
     {"spark"},
     {"adopt", "audit", "check", "replay", "status", "pump"},
-    {"acls"},
+    {"acls", "brokers"},
     {"harvest"},
     {"schema"},
     {"listening"},
@@ -31,8 +31,9 @@ LAYERS = [
     {"stash", "tickets"},
     {"archive", "parked", "parked_requests"},
     {"table"},
+    {"loaded_rows"},
     {"connection"},
-    {"fence", "keeping", "names", "pages", "records", "sql"},
+    {"fence", "finding", "keeping", "names", "pages", "records", "sql"},
     {"errors"},
 ]
 

@@ -18,7 +18,9 @@ Invariants:
 - The pages of a window are disjoint and in id order; together they are the window.
 - Every transaction's records lie in exactly one window, for they become visible together.
 
-A new term starts over with the whole table; what is published and not purged by then is known from the ledger.
+A new term starts over with the whole table; what is published and not purged by then is known from the ledger. While
+Postgres can't remove dead rows that would mean to walk through millions of them: then a term starts after the watermark
+that the last one left in the fence row, for everything that it sees is published and purged.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from airflow_outbox.records import Snapshot
 class Windows:
     """Where a term's reading stands."""
 
-    def __init__(self) -> None:
-        self.next = Reading()
+    def __init__(self, first: Reading | None = None) -> None:
+        self.next = first or Reading()
 
     def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
         """Take note of a page that was read for `next`, and return the snapshot that the page is within.

@@ -60,6 +60,24 @@ async def test_ids_that_were_drawn_early_are_found_when_they_are_committed(table
     assert ids(await read(table, Reading(after=first.snapshot))) == [number]
 
 
+@pytest.mark.parametrize("transaction_id", [3, 2**40], ids=["past", "future"])
+async def test_a_loaded_record_is_of_the_transaction_that_loads_it(table: TableUnderTest, transaction_id: int) -> None:
+    await table.one.take_over(uuid4())
+    table.commit([record(1)])
+    first = await read(table, Reading())
+    loader = table.begin()
+    loader.load(3, transaction_id)
+    table.commit([record(2)])
+    second = await read(table, Reading(after=first.snapshot))
+    assert ids(second) == [2]
+    loader.commit()
+    third = await read(table, Reading(after=second.snapshot), transaction_ids=True)
+    assert ids(third) == [3]
+    assert third.snapshot.sees(third.rows[0][TRANSACTION_ID] or 0)
+    assert not second.snapshot.sees(third.rows[0][TRANSACTION_ID] or 0)
+    assert ids(await read(table, Reading(after=third.snapshot))) == []
+
+
 async def test_the_pages_of_a_window_are_within_its_snapshot(table: TableUnderTest) -> None:
     await table.one.take_over(uuid4())
     late = table.begin()

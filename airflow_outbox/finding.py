@@ -1,0 +1,22 @@
+"""One thing that `check` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Severity(Enum):
+    """MISSING: harvesting can't work. DANGEROUS: it works, but a promise may not hold. UNCHECKED: nobody could see."""
+
+    MISSING = "missing"
+    DANGEROUS = "dangerous"
+    UNCHECKED = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to mend, or to look at by other means."""
+
+    severity: Severity
+    text: str

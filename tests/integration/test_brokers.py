@@ -1,0 +1,100 @@
+"""What `check` says of brokers and client, about transactions; with a broker that is configured badly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError as BrokerError
+
+from airflow_outbox.brokers import (
+    ADD_PARTITIONS,
+    examine_client,
+    examine_settings,
+    examine_transactions,
+    examine_version,
+)
+from airflow_outbox.check import examine
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.finding import Finding, Severity
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.config import HarvestConfig
+
+BAD = {
+    "transaction.max.timeout.ms": "30000",
+    "transaction.partition.verification.enable": "false",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+}
+GOOD = {
+    "transaction.max.timeout.ms": "60000",
+    "transaction.partition.verification.enable": "true",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+}
+
+
+@pytest.fixture(scope="module", params=[BAD, GOOD], ids=["bad", "good"])
+def broker(
+    server_folder: Path, kafka_classpath: str, request: pytest.FixtureRequest
+) -> Iterator[tuple[EmbeddedKafka, bool]]:
+    """A broker with these settings, and whether they are good; its one node can't keep them, but it tells them."""
+    folder = server_folder / f"kafka-{len(str(request.param))}"
+    with EmbeddedKafka(folder, classpath=kafka_classpath, properties=request.param) as broker:
+        yield broker, request.param is GOOD
+
+
+def configured(bootstrap: str) -> HarvestConfig:
+    settings = {"data_source": "host=127.0.0.1 port=1 connect_timeout=1", "kafka": {"bootstrap.servers": bootstrap}}
+    return HarvestConfig.validated(settings, source="test")
+
+
+def test_a_brokers_settings_are_looked_at(broker: tuple[EmbeddedKafka, bool]) -> None:
+    server, is_good = broker
+    findings = list(examine_transactions(configured(server.bootstrap)))
+    if is_good:
+        assert findings == []
+        return
+    assert [finding.severity for finding in findings] == [Severity.MISSING, *[Severity.DANGEROUS] * 3]
+    for name, finding in zip(BAD, findings, strict=True):
+        assert f"broker 1 has {name}={BAD[name]}" in finding.text
+    assert "limits.transaction_timeout, 60 s. Set it to 30 or less" in findings[0].text
+
+
+def test_the_client_tells_which_requests_the_brokers_know(broker: tuple[EmbeddedKafka, bool]) -> None:
+    cluster = Cluster({"bootstrap.servers": broker[0].bootstrap}, notes_versions=True)
+    cluster.broker_settings()
+    assert cluster.newest_version(ADD_PARTITIONS) == 5  # Kafka 4
+    assert cluster.newest_version("NoSuchRequest") is None
+
+
+@pytest.mark.parametrize(("newest", "severity"), [(3, Severity.DANGEROUS), (None, Severity.UNCHECKED)])
+def test_old_and_unknown_brokers_are_named(newest: int | None, severity: Severity) -> None:
+    [finding] = examine_version(newest)
+    assert (finding.severity, "3.6" in finding.text) == (severity, True)
+    assert list(examine_version(4)) == []
+
+
+def test_settings_that_are_not_shown_are_not_checked() -> None:
+    refused = BrokerError(BrokerError.CLUSTER_AUTHORIZATION_FAILED)
+    [finding] = examine_settings(configured("127.0.0.1:1"), 7, refused)
+    assert finding.severity is Severity.UNCHECKED
+    assert all(name in finding.text for name in BAD)
+    assert "Kafka does not allow DESCRIBE_CONFIGS on the cluster" in finding.text
+    unknown = list(examine_settings(configured("127.0.0.1:1"), 7, {}))
+    assert [finding.severity for finding in unknown] == [Severity.UNCHECKED] * 4
+
+
+def test_a_client_that_was_not_tested_is_named() -> None:
+    assert list(examine_client(confluent_kafka.libversion()[0])) == []
+    assert list(examine_client("2.6.1")) == []
+    for version in ("2.17.0", "2.17.0-RC1", "3.0.0"):
+        [finding] = examine_client(version)
+        assert finding == Finding(Severity.UNCHECKED, finding.text)
+        assert f"librdkafka {version}" in finding.text
+
+
+def test_check_without_postgres_asks_nothing_more(kafka: EmbeddedKafka) -> None:
+    assert all("transaction" not in finding.text for finding in examine(configured(kafka.bootstrap)))
