@@ -243,8 +243,8 @@ class ExactlyOnceTerm(Term):
             self._flushed = await self._table.flush(batch.written)
         await self._commit(batch)
         self._caution.forget(batch.parked.refused, parked=False)
+        self._caution.settled([*batch.ids, *batch.parked.waiting], parked=False)
         self._dividing.committed()
-        self._caution.succeeded()
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
         refusals = await self._refusals(due, parked=True)
@@ -252,17 +252,18 @@ class ExactlyOnceTerm(Term):
         retry = self._dividing.due(due, refusals, lengths=lengths)
         if retry.refused or retry.others:
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
+        are_all = not self._atomic or len(due) < self._due_records
         if retry.refused:
-            self._caution.forget(retry.refused, parked=True)
+            if are_all:  # else those that come behind are tried next, and this is not to be found out once more
+                self._caution.forget(retry.refused, parked=True)
             if self._parked.admit(retry.passed):
                 self._release_after(self._last_diversion)
             report_retried(self._report, topics=Counter(), refused=retry.refused)
-        published = retry.published[: self._caution.records if not self._atomic else None]
+        published = retry.published
         if not published:
-            if self._atomic and len(due) == self._due_records:  # perhaps the first transaction alone is longer
+            if not are_all:  # perhaps the first transaction alone is longer
                 self._due_records *= 2
             return self._attended.set()
-        self._due_records = self._limits.batch_records
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
         batch = Batch(unparked=[row[0] for row in published])
@@ -270,7 +271,7 @@ class ExactlyOnceTerm(Term):
         await self._commit(batch)
         self._parked.gone((row[1], row[2]) for row in published)
         self._release_after(self._ledger.published.batch)
-        self._caution.succeeded()
+        self._caution.settled(batch.unparked, parked=True)
 
     def _release_after(self, batch: int) -> None:
         self._releasing = max(batch, self._releasing or 0)
@@ -280,22 +281,21 @@ class ExactlyOnceTerm(Term):
         return {**self._caution.condemned[parked], **refusals} if self._caution.condemned[parked] else refusals
 
     async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
-        if rows:
+        for portion in self._caution.portions(rows, parked=parked) if rows else ():
             try:
-                batch.add(await self._log.publish(rows))
+                batch.add(await self._log.publish(portion))
             except RecordsRefusedError as error:
-                ids = error.records or [row[0] for row in rows]
-                self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
-                if self._atomic and not error.explained and len(together := transactions(rows)) == 1:
-                    self._caution.condemned_transactions |= together
+                ids = error.records or [row[0] for row in portion]
+                certain = bool(error.records) or len(ids) == 1
+                self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
                 raise
 
     async def _piece_for(self, batch: Batch) -> Piece | None:
-        """What else belongs into the batch, or fits into it and is there; at most as much as caution allows."""
+        """What else belongs into the batch, or fits into it and is there."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
             self._wake.clear()
             await self._wake.wait()
-        most = min(self._limits.batch_records, self._caution.records)
+        most = self._limits.batch_records
         if not self._pieces or (batch.may_end and self._stopping.is_set()):
             return None
         if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
@@ -373,6 +373,8 @@ class ExactlyOnceTerm(Term):
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again
+            else:
+                self._due_records = self._limits.batch_records
 
     def _to_witness(self) -> Witness | None:
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None

@@ -134,8 +134,8 @@ class Table(Protocol):
 
     async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
         """Note, by number, that parked records were refused again, and when to try again; `others`, which were tried
-        with them, are due no more, and a cause of theirs that can pass is forgotten: they wait for them. Raises
-        FencedError.
+        with them, are due no more, and a cause of theirs that can pass is forgotten: they wait for them. So does all
+        that comes behind a refused record in its lane, or in the topic that is refused. Raises FencedError.
         """
 
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:

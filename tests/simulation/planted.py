@@ -39,7 +39,7 @@ from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
-from airflow_outbox.harvest.protocol.parking import Diversion, ParkedLanes, Refusal
+from airflow_outbox.harvest.protocol.parking import Caution, Diversion, ParkedLanes, Refusal
 from airflow_outbox.pages import OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
@@ -113,6 +113,10 @@ def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refus
 def _forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
     for lane in gone:
         lanes._waiting.pop(lane, None)
+
+
+def _together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Sequence[Any]]:
+    yield rows
 
 
 _entry = Batch.entry
@@ -284,6 +288,7 @@ BUGS: Collection[Bug] = (
     Bug("later records do not wait behind a parked one", "poisoned", SOUND, ParkedLanes, "holds", _never),
     Bug("the ledger does not tell of parked records that are published", "poisoned", SOUND, Batch, "entry", _untold),
     Bug("a lane flows again while records wait in it", "poisoned", SOUND, ParkedLanes, "gone", _forget_lanes),
+    Bug("what Kafka refuses together is never divided", "poisoned", SOUND, Caution, "portions", _together),
     Bug(
         "what waits for a record is not looked at again when that is gone",
         "poisoned_at_least_once",

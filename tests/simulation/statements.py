@@ -279,7 +279,16 @@ class Server:
     def note_refusals(self, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
         parked = self.database.state.parked
         there = {number: why for number, why in refusals.items() if number in parked}
-        self.database.statement("refuse", there, [number for number in others if number in parked])
+        behind = {
+            number
+            for number, row in parked.items()
+            for head, why in there.items()
+            if number > head and not row.discarded and (row.due or row.requested == "retry")
+            if row.record.topic == parked[head].record.topic
+            if row.record.key == parked[head].record.key or why.cause.is_of_the_topic
+        }
+        answered = [number for number in {*others, *behind} - there.keys() if number in parked]
+        self.database.statement("refuse", there, sorted(answered))
 
     def release(self, max_records: int) -> bool:
         held = self.database.state.released(max_records)

@@ -43,7 +43,8 @@ class WholeTransactions:
 
     def committed(self) -> None:
         """It is committed, and what was condemned in it is on record."""
-        self._caution.condemned_transactions -= self._condemned
+        for transaction_id in self._condemned:
+            self._caution.condemned_transactions.pop(transaction_id, None)
 
     def divert(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
@@ -53,10 +54,10 @@ class WholeTransactions:
         Raises RecordsRefusedError when a transaction is condemned of which a part has been sent.
         """
         here = transactions(rows)
-        already = here & (self._condemned | self._caution.condemned_transactions | too_large.keys())
+        already = here & (self._condemned | self._caution.condemned_transactions.keys() | too_large.keys())
         found = condemned(rows, parked=self._parked, refusals=refusals, already=already)
         if late := found & self._sent:
-            self._caution.condemned_transactions |= found
+            self._caution.condemned_transactions.update(dict.fromkeys(found - already))
             raise RecordsRefusedError(f"a record of transaction {min(late)} is refused", explained=True)
         refusals = {**refusals, **_first_rows(rows, too_large.keys() - self._condemned, too_large)}
         self._sent |= here - found
