@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, RecordsRefusedError
@@ -35,21 +35,22 @@ from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
-from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
+from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, transactions
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
-from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
+from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import OutboxRow, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 4  # batches
+_SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest is for committing it
 
 
 class ExactlyOnceTerm(Term):
@@ -78,7 +79,6 @@ class ExactlyOnceTerm(Term):
         self._tracking = FlushTracking(fence.flushed)
         self._announced = fence.flushed.watermark
         self._accounted = fence.flushed
-        self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[Piece] = deque()
         self._unpurged: deque[tuple[Entry, Batch]] = deque()
@@ -141,14 +141,23 @@ class ExactlyOnceTerm(Term):
             flushed.watermark,
         )
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
-        self._take_up(ParkedLanes(*await self._table.parked_lanes()))
+        in_part = await self._table.parked_in_part() if self._atomic else ()
+        self._take_up(ParkedLanes(*await self._table.parked_lanes()), parked_in_part=in_part)
 
-    def _take_up(self, parked: ParkedLanes) -> None:
+    def _take_up(self, parked: ParkedLanes, *, parked_in_part: Collection[int] = ()) -> None:
         self._parked = parked
         self._dividing: SingleRecords | WholeTransactions = SingleRecords(parked)
+        most = self._limits.max_transaction_records
         if self._atomic:
-            most = self._limits.max_transaction_records
-            self._dividing = WholeTransactions(parked, self._caution, max_transaction_records=most)
+            self._dividing = whole = WholeTransactions(
+                parked, self._caution, max_transaction_records=most, parked_in_part=parked_in_part
+            )
+            self._closure = Closure(  # a third of the bounds is held back, so that there is always room for a page
+                max_transaction_records=most,
+                max_held_records=self._limits.max_in_flight_records // 3,
+                max_held_bytes=self._limits.max_in_flight_bytes // 3,
+                condemned=whole.condemned_before,
+            )
 
     async def _complete(self, entry: Entry, *, watermark: Snapshot | None = None) -> None:
         """Do in Postgres what an entry says; it may be done already. The watermark is announced with it."""
@@ -170,7 +179,8 @@ class ExactlyOnceTerm(Term):
             self._room_made.clear()
             records = self._limits.max_in_flight_records - self._held_records
             size = self._limits.max_in_flight_bytes - self._held_bytes
-            if self.request.paused or records < page_records or (size < page_bytes and self._held_bytes):
+            paused = self.request.paused and not (self._atomic and self._closure.is_streaming)
+            if paused or records < page_records or (size < page_bytes and self._held_bytes):
                 await self._room_made.wait()
             elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
                 interval = self._limits.poll_interval
@@ -184,26 +194,27 @@ class ExactlyOnceTerm(Term):
             self._windows.next, max_records=max_records, max_bytes=max_bytes, transaction_ids=self._atomic
         )
         self._flushed = max(self._flushed, page.flushed)
-        rows, complete, ends = page.rows, page.complete, True
-        too_large: Mapping[int, Refusal] = {}
-        if self._atomic and rows:
-            await self._learn(rows, complete=complete)
-            taken, ends = self._closure.cut(rows, complete=complete)
-            complete, rows = complete and taken == len(rows), rows[:taken]
-            too_large = self._closure.too_large(transactions(rows))
-            if self._stamps is not None:
-                rows = self._stamps.stamped(rows, self._closure.lengths)
-        last_id = rows[-1][0] if rows else None
-        within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=complete)
-        self._tracking.send(len(rows))
+        read, taken = page.rows, Taken(page.rows, ends=True)
+        refused: Mapping[int, Refusal] = {}
+        if self._atomic and (read or self._closure.held):
+            await self._learn(read, complete=page.complete)
+            taken = self._closure.take(read, complete=page.complete)
+            refused = self._closure.refused(transactions(taken.rows))
+        rows = taken.rows
+        if self._stamps is not None:
+            rows = self._stamps.stamped(rows, self._closure.lengths)
+        last_id = read[-1][0] if read else None
+        within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=page.complete)
+        self._tracking.send(len(rows))  # what is held back is sent before the window's end
         if self._windows.next.within is None:
             self._tracking.end_window(within)
+        self._held_records += len(read)
+        self._held_bytes += total_size(read)
         if rows:
-            self._held_records += len(rows)
-            self._pieces.append(piece := Piece(rows, within, page.written, ends, too_large))
-            self._held_bytes += piece.bytes
+            piece = Piece(rows, within, page.written, taken.ends, refused, taken.streaming, taken.set_aside)
+            self._pieces.append(piece)
             self._wake.set()
-        return bool(rows)
+        return bool(read)
 
     async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
         """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
@@ -228,15 +239,19 @@ class ExactlyOnceTerm(Term):
         self._committed.set()
 
     async def _publish_batch(self) -> None:
-        batch = Batch()
+        batch, loop = Batch(), asyncio.get_running_loop()
+        began = loop.time()
         self._dividing.begin()
         while (piece := await self._piece_for(batch)) is not None:
             refusals = await self._refusals(piece.rows)
-            diversion = self._dividing.divert(piece.rows, refusals, too_large=piece.too_large)
+            diversion = self._dividing.divert(piece.rows, refusals, refused=piece.refused, set_aside=piece.set_aside)
             if diversion:
                 self._last_diversion = self._ledger.next_batch
             await self._send(batch, diversion.published)
             batch.divert(piece, diversion)
+            if isinstance(self._dividing, WholeTransactions):
+                seconds, most = loop.time() - began, _SHARE_OF_TIMEOUT * self._limits.transaction_timeout
+                self._dividing.require_end(piece.streaming, records=batch.read, seconds=seconds, most_seconds=most)
         if not batch.may_end:
             return  # asked to stop; the open transaction will never be committed
         if self._flushed < batch.written:
@@ -245,6 +260,8 @@ class ExactlyOnceTerm(Term):
         self._caution.forget(batch.parked.refused, parked=False)
         self._caution.settled([*batch.ids, *batch.parked.waiting], parked=False)
         self._dividing.committed()
+        if self._dividing.may_be_free:
+            self._release_after(self._last_diversion)
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
         refusals = await self._refusals(due, parked=True)
@@ -261,7 +278,7 @@ class ExactlyOnceTerm(Term):
             report_retried(self._report, topics=Counter(), refused=retry.refused)
         published = retry.published
         if not published:
-            if not are_all:  # perhaps the first transaction alone is longer
+            if not are_all and not retry.is_early:  # perhaps the first transaction alone is longer
                 self._due_records *= 2
             return self._attended.set()
         if self._stamps is not None:
@@ -301,7 +318,7 @@ class ExactlyOnceTerm(Term):
         if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
             return None
         piece = self._pieces.popleft()
-        if len(piece.rows) > most and piece.ends:
+        if len(piece.rows) > most and piece.ends and (batch.may_end or not batch.read):  # it may end a stream
             most = closed_prefix(piece.rows, most=most) if self._atomic else most
             if most < len(piece.rows):
                 piece, rest = piece.divided(most)

@@ -124,9 +124,13 @@ class Table(Protocol):
         In place of an id each has its number in the parked table, and all have their transaction ids.
         """
 
+    async def parked_in_part(self) -> Collection[int]:
+        """The transactions of which a part was parked, or discarded after that, while the rest is in the outbox."""
+
     async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
-        """How many parked records each of these transactions has, and the last one's number; of those only that may be
-        tried: that have no record which waits until somebody asks, or somebody has, for a retry of whatever records.
+        """How many records each of these transactions has, parked or still in the outbox, and the last parked one's
+        number; of those only that may be tried: that have no record which waits until somebody asks, or somebody has,
+        for a retry of whatever records.
         """
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:

@@ -64,11 +64,22 @@ FROM chosen JOIN {parked} AS parked USING (number)
 ORDER BY number
 LIMIT %(max_records)s
 
+-- in_part --
+-- The transactions of which a part is here, discarded or not, and the rest in the outbox: they are being parked. Transaction ids of another
+-- history say nothing.
+SELECT DISTINCT transaction_id::text::bigint
+FROM {parked} AS part
+WHERE incarnation = (SELECT incarnation FROM {leader} WHERE shard = %(shard)s)
+  AND EXISTS (SELECT FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id)
+
 -- lengths --
--- How many records of each of these transactions wait, and the last one's number; of those only that may be tried. One with a record that
+-- How many records of each of these transactions wait, or are still in the outbox, so that one that is being parked is not taken for whole;
+-- and the last parked one's number. Of those only that may be tried. One with a record that
 -- waits until somebody asks may not, unless somebody has asked for a retry of whatever records: they may wait behind it.
-SELECT transaction_id::text::bigint, count(*), max(number)
-FROM {parked}
+SELECT transaction_id::text::bigint,
+       count(*) + (SELECT count(*) FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id),
+       max(number)
+FROM {parked} AS part
 WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
 GROUP BY transaction_id
 HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))

@@ -12,6 +12,7 @@ from simulation.log import SimulatedTransactionalLog
 from simulation.network import Link
 from simulation.other_histories import Adopted, OtherHistory
 from simulation.poisoned import Poisoned
+from simulation.spanning import Spanning
 from simulation.world import SOUND, Design, Member
 
 
@@ -44,7 +45,7 @@ class Kind:
 
 KINDS = {
     "exactly_once": Kind(),
-    "atomic": Kind(Design(atomic=True), one_of=4),
+    "atomic": Kind(Design(atomic=True), Spanning, one_of=4),
     "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "adopted": Kind(history=Adopted, one_of=8),

@@ -27,6 +27,7 @@ from simulation.planted_ports import (
     Unfenced,
 )
 from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
+from simulation.statements import Server
 from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
@@ -35,12 +36,12 @@ from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
-from airflow_outbox.harvest.protocol import windows
+from airflow_outbox.harvest.protocol import closure, windows
 from airflow_outbox.harvest.protocol.batches import Batch
-from airflow_outbox.harvest.protocol.closure import Closure
+from airflow_outbox.harvest.protocol.closure import Closure, Taken
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
 from airflow_outbox.harvest.protocol.parking import Caution, Diversion, ParkedLanes, Refusal
-from airflow_outbox.pages import OutboxRow, Reading
+from airflow_outbox.pages import Length, OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
 
@@ -214,8 +215,25 @@ class PagesFreely(windows.Windows):
 
 
 class CutsAnywhere(Closure):
-    def cut(self, rows: Sequence[OutboxRow], *, complete: bool) -> tuple[int, bool]:
-        return len(rows), True
+    def take(self, page: Sequence[OutboxRow], *, complete: bool) -> Taken:
+        return Taken(page, ends=True)
+
+
+def _no_others(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
+    return set(waiting)
+
+
+def _as_parked(server: Server, transaction_ids: Collection[int]) -> dict[int, Length]:
+    found = _parked_lengths(server, transaction_ids)
+    waiting = [row.transaction_id for row in server.database.state.parked.values() if not row.discarded]
+    return {number: replace(length, records=waiting.count(number)) for number, length in found.items()}
+
+
+def _nothing(_: Server) -> set[int]:
+    return set()
+
+
+_parked_lengths = Server.parked_lengths
 
 
 # The member
@@ -299,6 +317,9 @@ BUGS: Collection[Bug] = (
     ),
     Bug("a fenced member takes over again", design=Design(harvester=Duels)),
     Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
+    Bug("only what is not whole is held back", "atomic", ATOMIC, closure, "behind", _no_others),
+    Bug("what is parked in part is published", "atomic", ATOMIC, Server, "parked_lengths", _as_parked),
+    Bug("what is parked in part is forgotten", "atomic", ATOMIC, Server, "parked_in_part", _nothing),
     _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
     _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
     _term("a page counts as its window", TakesPageForWindow),

@@ -261,6 +261,12 @@ class Server:
         ]
         return due[:max_records]
 
+    def parked_in_part(self) -> set[int]:
+        state = self.database.state
+        return {row.transaction_id for row in state.parked.values()} & {
+            row.transaction_id for row in state.rows.values()
+        }
+
     def parked_lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
         found: dict[int, list[int]] = {}
         waiting = {number: row for number, row in self.database.state.parked.items() if not row.discarded}
@@ -270,7 +276,12 @@ class Server:
         stays = {row.transaction_id for row in waiting.values() if row.waits_to_be_asked_for}
         if any(row.requested == "retry" for row in waiting.values()):
             stays.clear()
-        return {number: Length(len(numbers), max(numbers)) for number, numbers in found.items() if number not in stays}
+        left = Counter(row.transaction_id for row in self.database.state.rows.values())
+        return {
+            number: Length(len(numbers) + left[number], max(numbers))
+            for number, numbers in found.items()
+            if number not in stays
+        }
 
     def unpark(self, numbers: Sequence[int]) -> None:
         parked = self.database.state.parked

@@ -53,6 +53,7 @@ class Cause(StrEnum):
     NOT_AUTHORIZED = "not_authorized"
     PARTITION = "partition"
     TOO_LARGE = "too_large"
+    SPREAD = "spread"
     REFUSED = "refused"
 
     @property
@@ -63,7 +64,7 @@ class Cause(StrEnum):
     @property
     def can_pass(self) -> bool:
         """Whether it may pass without anybody correcting the record."""
-        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION)
+        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION, Cause.SPREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,14 @@ def passed(rows: Iterable[tuple[Any, ...]], refused: Mapping[int, Refusal]) -> s
 @dataclass(frozen=True, slots=True)
 class Retry(Generic[Row]):
     """What becomes of parked rows that were due: published, refused again, or waiting for those that are. Topics of
-    which one was refused for a reason of its own have `passed`.
+    which one was refused for a reason of its own have `passed`. `is_early` tells that one is not parked whole yet.
     """
 
     published: Sequence[Row]
     refused: Mapping[int, Refusal]  # by id
     others: Sequence[int]
     passed: Collection[str]
+    is_early: bool = False
 
 
 class ParkedLanes:
@@ -209,6 +211,7 @@ class Caution:
         self.condemned_transactions: dict[int, Refusal | None] = {}
         """Source transactions to park from their first record on; None: one of their records has the reason."""
         self._believed: dict[bool, set[int]] = {False: set(), True: set()}
+        self.slow_transactions: set[int] = set()  # those that took too long the last time
         self._portions: dict[bool, dict[int, int]] = {False: {}, True: {}}  # suspects, and how many to send together
 
     @property
@@ -261,6 +264,8 @@ class Caution:
 class SingleRecords:
     """Divides records one by one, lane by lane."""
 
+    may_be_free = False
+
     def __init__(self, parked: ParkedLanes) -> None:
         self._parked = parked
 
@@ -271,9 +276,14 @@ class SingleRecords:
         """It is committed."""
 
     def divert(
-        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
+        self,
+        rows: Sequence[Row],
+        refusals: Mapping[int, Refusal],
+        *,
+        refused: Mapping[int, Refusal],
+        set_aside: Collection[int],
     ) -> Diversion[Row]:
-        """Divide rows of the outbox. (None is too large: that is said of whole transactions.)"""
+        """Divide rows of the outbox. (No transaction is `refused` or `set_aside`: that is said of whole ones.)"""
         return self._parked.divert(rows, refusals)
 
     def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:
