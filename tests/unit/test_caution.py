@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, Refusal
@@ -45,6 +45,7 @@ def test_what_is_condemned_has_its_reason_until_that_is_on_record() -> None:
     assert caution.condemned == {False: {}, True: {}}
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 30_000), st.sets(st.integers(1, 30_000), min_size=1, max_size=4), st.booleans())
 def test_few_failures_find_each_refused_record(records: int, refused: set[int], explained: bool) -> None:
     caution = Caution()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import count
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.closure import Closure, Taken, behind, lengths_in, transactions
@@ -123,6 +123,7 @@ def test_a_long_chain_is_followed_in_time() -> None:
 rows_of = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=80)
 
 
+@settings(deadline=None)
 @given(rows_of, st.integers(1, 10), st.integers(0, 12), st.sets(st.integers(0, 9), max_size=2), st.integers(5, 40))
 def test_no_batch_splits_a_transaction_and_lanes_keep_their_order(
     written: list[tuple[int, int]], page: int, held: int, condemned: set[int], most: int
