@@ -129,6 +129,8 @@ class Closure:
         may be set aside.
         """
         most_records, most_bytes = self._max_held
+        if any(self.lengths[number].records > most_records for number in unfinished):
+            return set(), unfinished  # at once, for it can't be held back
         for _ in range(_SET_ASIDE_AT_ONCE):
             if not unfinished:
                 break
@@ -139,10 +141,9 @@ class Closure:
             if len(held) <= most_records and total_size(held) <= most_bytes:
                 return waiting, set()
             own = [row for row in held if row[TRANSACTION_ID] in unfinished]
-            short = [number for number in unfinished if self.lengths[number].records <= most_records]
-            if 2 * len(own) > most_records or 2 * total_size(own) > most_bytes or not short:
+            if 2 * len(own) > most_records or 2 * total_size(own) > most_bytes:
                 return set(), unfinished
-            last = max(short, key=lambda number: self.lengths[number].last_id)
+            last = max(unfinished, key=lambda number: self.lengths[number].last_id)
             first_id = next(row[0] for row in own if row[TRANSACTION_ID] == last)
             self._spread[last] = spread(last, first_id, self.lengths[last])
             unfinished = unfinished - {last}
@@ -158,6 +159,8 @@ def behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
     """The transactions that have to wait with those that are `waiting`: these, and all that have a row behind one of
     theirs in a lane, and so on. The rows are in order.
     """
+    if not _is_any_behind(rows, waiting):
+        return set(waiting)
     lanes: defaultdict[Lane, list[int]] = defaultdict(list)  # their transactions, row by row
     firsts: defaultdict[int, dict[Lane, int]] = defaultdict(dict)  # the place of a transaction's first row in each lane
     for row in rows:
@@ -179,6 +182,17 @@ def behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
                         found.add(number)
                         new.append(number)
     return found | set(waiting)
+
+
+def _is_any_behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> bool:
+    """Whether a row of another transaction is. Writers that lock their keys see to it that none is."""
+    closed: set[Lane] = set()
+    for row in rows:
+        if row[TRANSACTION_ID] in waiting:
+            closed.add((row[1], row[2]))
+        elif closed and (row[1], row[2]) in closed:
+            return True
+    return False
 
 
 def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, Length]:
