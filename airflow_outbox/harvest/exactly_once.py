@@ -298,7 +298,7 @@ class ExactlyOnceTerm(Term):
         return {**self._caution.condemned[parked], **refusals} if self._caution.condemned[parked] else refusals
 
     async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
-        for portion in self._caution.portions(rows, parked=parked) if rows else ():
+        for portion in self._caution.portions(rows, parked=parked):
             try:
                 batch.add(await self._log.publish(portion))
             except RecordsRefusedError as error:

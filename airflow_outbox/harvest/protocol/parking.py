@@ -234,8 +234,9 @@ class Caution:
 
     def portions(self, rows: Sequence[Row], *, parked: bool) -> Iterator[Sequence[Row]]:
         """Rows, in their order, as they are to be sent: suspects apart from others, and never too many together."""
-        if not (sizes := self._portions[parked]):
-            yield rows
+        if not (sizes := self._portions[parked]) or not rows:
+            if rows:
+                yield rows
             return
         first, size = 0, sizes.get(rows[0][0], 0)
         for place, row in enumerate(rows):
