@@ -262,8 +262,8 @@ def _log(name: str, log: Callable[..., SimulatedTransactionalLog]) -> Bug:
     return Bug(name, design=Design(transactional_log=log))
 
 
-def _term(name: str, term: type[ExactlyOnceTerm], design: Design = SOUND) -> Bug:
-    return Bug(name, "exactly_once", design, modes, "ExactlyOnceTerm", term)
+def _term(name: str, term: type[ExactlyOnceTerm]) -> Bug:
+    return Bug(name, "exactly_once", SOUND, modes, "ExactlyOnceTerm", term)
 
 
 def _recovery(name: str, recover: Callable[..., Any], kind: str = "exactly_once") -> Bug:
@@ -320,7 +320,7 @@ BUGS: Collection[Bug] = (
     Bug("only what is not whole is held back", "atomic", ATOMIC, closure, "behind", _no_others),
     Bug("what is parked in part is published", "atomic", ATOMIC, Server, "parked_lengths", _as_parked),
     Bug("what is parked in part is forgotten", "atomic", ATOMIC, Server, "parked_in_part", _nothing),
-    _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
+    Bug("a stop commits a transaction in parts", "atomic", ATOMIC, modes, "ExactlyOnceTerm", CommitsWhenStopped),
     _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
     _term("a page counts as its window", TakesPageForWindow),
     _term("a window's snapshot is its last page's", EndsWindowsLate),
