@@ -19,7 +19,7 @@ Invariants:
 
 - Between two places where a batch may end lie whole transactions, but for those that are set aside.
 - The rows of a lane go out in the order in which they were read.
-- At most the bound is held back after a page; nothing is after the window's last.
+- At most the bound is held back after a page, twice that where a stream ends; nothing is after the window's last.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Closure:
         unfinished = {number for number in transactions(rows) if self.lengths[number].last_id > reached}
         streaming = {number for number in self._streaming if self.lengths[number].last_id > reached}
         set_aside = {number for number in unfinished if number in self._condemned} | self.refused(unfinished).keys()
-        waiting, more = self._waiting(rows, unfinished - set_aside - streaming)
+        waiting, more = self._waiting(rows, unfinished - set_aside - streaming, goes_on=bool(streaming))
         set_aside = (set_aside | (self._spread.keys() & unfinished)) - waiting
         self._streaming = {number: self.lengths[number] for number in streaming | more}
         self.held = [row for row in rows if row[TRANSACTION_ID] in waiting] if waiting else ()
@@ -124,13 +124,21 @@ class Closure:
             rows = [row for row in rows if row[TRANSACTION_ID] not in waiting]
         return Taken(rows, not self._streaming, self._streaming, set_aside)
 
-    def _waiting(self, rows: Sequence[OutboxRow], unfinished: set[int]) -> tuple[set[int], set[int]]:
+    def _waiting(self, rows: Sequence[OutboxRow], unfinished: set[int], *, goes_on: bool) -> tuple[set[int], set[int]]:
         """The transactions to hold back because of unfinished ones, and those of these that are to stream instead; some
-        may be set aside.
+        may be set aside. `goes_on`: so does the batch that streams.
         """
         most_records, most_bytes = self._max_held
-        if any(self.lengths[number].records > most_records for number in unfinished):
-            return set(), unfinished  # at once, for it can't be held back
+        if not self._streaming:
+            if any(self.lengths[number].records > most_records for number in unfinished):
+                return set(), unfinished  # at once, for it can't be held back
+        elif not goes_on:  # the batch under way ends here, rather than take in what begins in this page
+            waiting = behind(rows, unfinished)
+            held = [row for row in rows if row[TRANSACTION_ID] in waiting]
+            fits = len(held) <= 2 * most_records and total_size(held) <= 2 * most_bytes
+            if fits and self._streaming.keys().isdisjoint(waiting):
+                return waiting, set()
+            return set(), unfinished
         for _ in range(_SET_ASIDE_AT_ONCE):
             if not unfinished:
                 break
