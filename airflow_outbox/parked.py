@@ -91,9 +91,14 @@ class ParkedTable:
             cursor.execute(query, values)
             return cast("list[OutboxRow]", cursor.fetchall())
 
+    def in_part(self) -> set[int]:
+        """The transactions of which a part is here and the rest in the outbox."""
+        with translated(self._name):
+            return {transaction_id for (transaction_id,) in self._execute("in_part")}
+
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
-        """How many records of each of these transactions wait, and the last one's number; of those only that may be
-        tried, for nothing in them waits until somebody asks, or somebody has.
+        """How many records of each of these transactions wait, or are still in the outbox, and the last parked one's
+        number; of those only that may be tried, for nothing in them waits until somebody asks, or somebody has.
         """
         ids = [str(number) for number in transaction_ids]
         with translated(self._name):

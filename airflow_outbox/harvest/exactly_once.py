@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, RecordsRefusedError
@@ -40,17 +40,17 @@ from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
-from airflow_outbox.harvest.protocol.closure import Closure, lengths_in
+from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, transactions
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
-from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
+from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.pages import OutboxRow, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -58,6 +58,7 @@ _MAX_UNPURGED = 6  # batches
 _LULL = 0.005
 _LONGEST_UNTOLD = 1.0
 """After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
+_SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest is for committing it
 
 
 class ExactlyOnceTerm(Term):
@@ -86,7 +87,6 @@ class ExactlyOnceTerm(Term):
         self._tracking = FlushTracking(fence.flushed)
         self._announced = fence.flushed.watermark
         self._accounted = fence.flushed
-        self._closure = Closure(max_transaction_records=limits.max_transaction_records)
         self._stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         self._pieces: deque[Piece] = deque()
         self._unpurged: deque[tuple[Entry, Batch]] = deque()
@@ -156,17 +156,26 @@ class ExactlyOnceTerm(Term):
         )
         self._ledger = LedgerKeeping(self.view, self._fence, recovery)
         self._begun = recovery.witness.batch
-        self._take_up(ParkedLanes(*await self._table.parked_lanes()))
+        in_part = await self._table.parked_in_part() if self._atomic else ()
+        self._take_up(ParkedLanes(*await self._table.parked_lanes()), parked_in_part=in_part)
 
     async def _begin_reading(self) -> None:
         self._windows = Windows(await self._table.first_reading(self._accounted.watermark))
 
-    def _take_up(self, parked: ParkedLanes) -> None:
+    def _take_up(self, parked: ParkedLanes, *, parked_in_part: Collection[int] = ()) -> None:
         self._parked = parked
         self._dividing: SingleRecords | WholeTransactions = SingleRecords(parked)
+        most = self._limits.max_transaction_records
         if self._atomic:
-            most = self._limits.max_transaction_records
-            self._dividing = WholeTransactions(parked, self._caution, max_transaction_records=most)
+            self._dividing = whole = WholeTransactions(
+                parked, self._caution, max_transaction_records=most, parked_in_part=parked_in_part
+            )
+            self._closure = Closure(  # a third of the bounds is held back, so that there is always room for a page
+                max_transaction_records=most,
+                max_held_records=self._limits.max_in_flight_records // 3,
+                max_held_bytes=self._limits.max_in_flight_bytes // 3,
+                condemned=whole.condemned_before,
+            )
 
     async def _complete(self, entry: Entry, *, watermark: Snapshot | None = None) -> None:
         """Do in Postgres what an entry says; it may be done already. The watermark is announced with it."""
@@ -188,7 +197,8 @@ class ExactlyOnceTerm(Term):
             self._room_made.clear()
             records = self._limits.max_in_flight_records - self._held_records
             size = self._limits.max_in_flight_bytes - self._held_bytes
-            if self.request.paused or records < page_records or (size < page_bytes and self._held_bytes):
+            paused = self.request.paused and not (self._atomic and self._closure.is_streaming)
+            if paused or records < page_records or (size < page_bytes and self._held_bytes):
                 await self._room_made.wait()
             elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
                 interval = self._limits.poll_interval
@@ -202,26 +212,27 @@ class ExactlyOnceTerm(Term):
             self._windows.next, max_records=max_records, max_bytes=max_bytes, transaction_ids=self._atomic
         )
         self._flushed = max(self._flushed, page.flushed)
-        rows, complete, ends = page.rows, page.complete, True
-        too_large: Mapping[int, Refusal] = {}
-        if self._atomic and rows:
-            await self._learn(rows, complete=complete)
-            taken, ends = self._closure.cut(rows, complete=complete)
-            complete, rows = complete and taken == len(rows), rows[:taken]
-            too_large = self._closure.too_large(transactions(rows))
-            if self._stamps is not None:
-                rows = self._stamps.stamped(rows, self._closure.lengths)
-        last_id = rows[-1][0] if rows else None
-        within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=complete)
-        self._tracking.send(len(rows))
+        read, taken = page.rows, Taken(page.rows, ends=True)
+        refused: Mapping[int, Refusal] = {}
+        if self._atomic and (read or self._closure.held):
+            await self._learn(read, complete=page.complete)
+            taken = self._closure.take(read, complete=page.complete)
+            refused = self._closure.refused(transactions(taken.rows))
+        rows = taken.rows
+        if self._stamps is not None:
+            rows = self._stamps.stamped(rows, self._closure.lengths)
+        last_id = read[-1][0] if read else None
+        within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=page.complete)
+        self._tracking.send(len(rows))  # what is held back is sent before the window's end
         if self._windows.next.within is None:
             self._tracking.end_window(within)
+        self._held_records += len(read)
+        self._held_bytes += total_size(read)
         if rows:
-            self._held_records += len(rows)
-            self._pieces.append(piece := Piece(rows, within, page.written, ends, too_large))
-            self._held_bytes += piece.bytes
+            piece = Piece(rows, within, page.written, taken.ends, refused, taken.streaming, taken.set_aside)
+            self._pieces.append(piece)
             self._wake.set()
-        return bool(rows)
+        return bool(read)
 
     async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
         """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
@@ -257,18 +268,23 @@ class ExactlyOnceTerm(Term):
         await self._filled.put(batch)
 
     async def _publish_batch(self) -> None:
-        batch = await self._begin_batch()
+        batch, loop = await self._begin_batch(), asyncio.get_running_loop()
+        began = loop.time()
         self._dividing.begin()
         while (piece := await self._piece_for(batch)) is not None:
             refusals = await self._refusals(piece.rows)
-            diversion = self._dividing.divert(piece.rows, refusals, too_large=piece.too_large)
+            diversion = self._dividing.divert(piece.rows, refusals, refused=piece.refused, set_aside=piece.set_aside)
             if diversion:
                 self._last_diversion = batch.number
             await self._send(batch, diversion.published)
             batch.divert(piece, diversion)
+            if isinstance(self._dividing, WholeTransactions):
+                seconds, most = loop.time() - began, _SHARE_OF_TIMEOUT * self._limits.transaction_timeout
+                self._dividing.require_end(piece.streaming, records=batch.read, seconds=seconds, most_seconds=most)
         if not batch.may_end:
             return  # asked to stop; the open transaction will never be committed
-        batch.condemned = self._dividing.condemned
+        batch.condemned, batch.no_longer_slow = self._dividing.condemned, self._dividing.no_longer_slow
+        batch.may_be_free = self._dividing.may_be_free
         await self._fill(batch)
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
@@ -277,17 +293,18 @@ class ExactlyOnceTerm(Term):
         retry = self._dividing.due(due, refusals, lengths=lengths)
         if retry.refused or retry.others:
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
+        are_all = not self._atomic or len(due) < self._due_records
         if retry.refused:
-            self._caution.forget(retry.refused, parked=True)
+            if are_all:  # else those that come behind are tried next, and this is not to be found out once more
+                self._caution.forget(retry.refused, parked=True)
             if self._parked.admit(retry.passed):
                 self._release_after(self._last_diversion)
             report_retried(self._report, topics=Counter(), refused=retry.refused)
-        published = retry.published[: self._caution.records if not self._atomic else None]
+        published = retry.published
         if not published:
-            if self._atomic and len(due) == self._due_records:  # perhaps the first transaction alone is longer
+            if not are_all and not retry.is_early:  # perhaps the first transaction alone is longer
                 self._due_records *= 2
             return self._attended.set()
-        self._due_records = self._limits.batch_records
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
         await self._filled.join()
@@ -297,6 +314,7 @@ class ExactlyOnceTerm(Term):
         await self._filled.join()
         self._parked.gone((row[1], row[2]) for row in published)
         self._release_after(batch.number)
+        self._caution.settled(batch.unparked, parked=True)
 
     def _release_after(self, batch: int) -> None:
         self._releasing = max(batch, self._releasing or 0)
@@ -306,30 +324,29 @@ class ExactlyOnceTerm(Term):
         return {**self._caution.condemned[parked], **refusals} if self._caution.condemned[parked] else refusals
 
     async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
-        if rows:
+        for portion in self._caution.portions(rows, parked=parked):
             try:
-                batch.add(await self._log.publish(rows))
+                batch.add(await self._log.publish(portion))
                 self._heard.set()
             except RecordsRefusedError as error:
-                await self._filled.join()  # the batches before it are not uncertain, and count as successes
-                ids = error.records or [row[0] for row in rows]
-                self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
-                if self._atomic and not error.explained and len(together := transactions(rows)) == 1:
-                    self._caution.condemned_transactions |= together
+                await self._filled.join()  # what comes before it is not uncertain
+                ids = error.records or [row[0] for row in portion]
+                certain = bool(error.records) or len(ids) == 1
+                self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
                 raise
 
     async def _piece_for(self, batch: Batch) -> Piece | None:
-        """What else belongs into the batch, or fits into it and is there; at most as much as caution allows."""
+        """What else belongs into the batch, or fits into it and is there."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
             self._wake.clear()
             await self._wake.wait()
-        most = min(self._limits.batch_records, self._caution.records)
+        most = self._limits.batch_records
         if not self._pieces or (batch.may_end and self._stopping.is_set()):
             return None
         if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
             return None
         piece = self._pieces.popleft()
-        if len(piece.rows) > most and piece.ends:
+        if len(piece.rows) > most and piece.ends and (batch.may_end or not batch.read):  # it may end a stream
             most = closed_prefix(piece.rows, most=most) if self._atomic else most
             if most < len(piece.rows):
                 piece, rest = piece.divided(most)
@@ -345,8 +362,10 @@ class ExactlyOnceTerm(Term):
                 self._flushed = await self._table.flush(batch.written)
             await self._commit(batch)
             self._caution.forget(batch.parked.refused, parked=False)
-            self._caution.condemned_transactions -= batch.condemned
-            self._caution.succeeded()
+            self._caution.settled([*batch.ids, *batch.parked.waiting], parked=False)
+            self._caution.on_record(batch.condemned, batch.no_longer_slow)
+            if batch.may_be_free:
+                self._release_after(batch.number)
             self._filled.task_done()
         self._all_committed = True
         self._committed.set()
@@ -437,6 +456,8 @@ class ExactlyOnceTerm(Term):
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again
+            else:
+                self._due_records = self._limits.batch_records
 
     def _to_witness(self) -> Witness | None:
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None

@@ -19,7 +19,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from uuid import UUID, uuid4
 
-from airflow_outbox.errors import FencedError, HistoryError, OutboxError, PostgresError, PostgresUnreachableError
+from airflow_outbox.errors import (
+    FencedError,
+    HistoryError,
+    OutboxError,
+    PostgresError,
+    PostgresUnreachableError,
+    RecordsRefusedError,
+)
 from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.modes import Modes
@@ -128,7 +135,8 @@ class Harvester:
                     if not await self._is_followed(view):
                         self._events("error", error=str(error), retry_in=None)
                     return
-                if self.published > published_before:
+                # A refusal narrows what is tried next: it takes few terms, for which others should not wait long.
+                if self.published > published_before or isinstance(error, RecordsRefusedError):
                     delay = _SHORTEST_DELAY
                 self._events("error", error=str(error), retry_in=delay)
                 if not isinstance(error, PostgresUnreachableError):

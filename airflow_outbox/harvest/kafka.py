@@ -43,6 +43,7 @@ REFUSED = frozenset(
         BrokerError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         BrokerError._UNKNOWN_TOPIC,
         BrokerError._UNKNOWN_PARTITION,
+        BrokerError._INVALID_DIFFERENT_RECORD,
     }
 )
 """What says that Kafka does not take the records, as opposed to that it takes nothing at the moment."""

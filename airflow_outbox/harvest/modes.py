@@ -51,7 +51,7 @@ class Modes:
         self._atomic = atomic
         self._stamp_names = stamp_names
         self._report = report
-        self._caution = Caution(most=limits.batch_records)
+        self._caution = Caution()
 
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""

@@ -131,9 +131,13 @@ class Table(Protocol):
         In place of an id each has its number in the parked table, and all have their transaction ids.
         """
 
+    async def parked_in_part(self) -> Collection[int]:
+        """The transactions of which a part was parked, or discarded after that, while the rest is in the outbox."""
+
     async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
-        """How many parked records each of these transactions has, and the last one's number; of those only that may be
-        tried: that have no record which waits until somebody asks, or somebody has, for a retry of whatever records.
+        """How many records each of these transactions has, parked or still in the outbox, and the last parked one's
+        number; of those only that may be tried: that have no record which waits until somebody asks, or somebody has,
+        for a retry of whatever records.
         """
 
     async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
@@ -141,8 +145,8 @@ class Table(Protocol):
 
     async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
         """Note, by number, that parked records were refused again, and when to try again; `others`, which were tried
-        with them, are due no more, and a cause of theirs that can pass is forgotten: they wait for them. Raises
-        FencedError.
+        with them, are due no more, and a cause of theirs that can pass is forgotten: they wait for them. So does all
+        that comes behind a refused record in its lane, or in the topic that is refused. Raises FencedError.
         """
 
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:

@@ -180,6 +180,9 @@ class PostgresTable:
     async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
         return await self._parked(ParkedTable.due, max_records=max_records, of_all_lanes=of_all_lanes)
 
+    async def parked_in_part(self) -> Collection[int]:
+        return await self._parked(ParkedTable.in_part)
+
     async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
         return await self._parked(ParkedTable.lengths, transaction_ids)
 

@@ -138,7 +138,7 @@ class RowMarksTerm(Term):
             self._send(diversion.published)
             if diversion:
                 await self._table.park(self.view, diversion.groups(), None)
-        self._caution.forget(diversion.refused, parked=False)
+        self._caution.forget([*diversion.refused, *diversion.waiting], parked=False)
         report_parked(self._report, diversion)
 
     def _send(self, records: Iterable[MarkedRecord]) -> None:
@@ -189,9 +189,11 @@ class RowMarksTerm(Term):
         self._undelivered.append(delivery.record)
         self._in_flight.undeliverable(delivery.record)
         if isinstance(error, RecordsRefusedError) and (error.records or self._failure is None):
-            ids = error.records or [record.id for record in self._undelivered] * 2  # it may be any of a batch
             parked = isinstance(delivery.record, _ParkedRecord)
-            self._caution.failed(ids, error.reason, explained=error.explained, parked=parked)
+            # Unless Kafka names one, it may be any of those that were sent together.
+            mixed = [record for record in self._undelivered if isinstance(record, _ParkedRecord) is parked]
+            ids, is_named = error.records or [record.id for record in mixed], bool(error.records)
+            self._caution.failed(ids, error.reason, certain=is_named, explained=error.explained, parked=parked)
         self._failure = self._failure or error
         self.stop()
 
@@ -210,12 +212,15 @@ class RowMarksTerm(Term):
         parked = [record for record in batch if isinstance(record, _ParkedRecord)] if self._due else []
         if len(parked) < len(batch):
             ids = [record.id for record in batch if not isinstance(record, _ParkedRecord)] if parked else None
-            await self._table.purge(self.view, [record.id for record in batch] if ids is None else ids)
+            ids = [record.id for record in batch] if ids is None else ids
+            await self._table.purge(self.view, ids)
+            self._caution.settled(ids, parked=False)
         if parked:
             numbers = [record.id for record in parked]
             async with self._parking:
                 await self._table.unpark(self.view, numbers)
                 self._parked.gone((record.topic, record.key) for record in parked)
+            self._caution.settled(numbers, parked=True)
             self._releasing = True
             self._due -= set(numbers)
             report_retried(self._report, topics=Counter(record.topic for record in parked), refused={})

@@ -5,7 +5,8 @@ has. What is known holds for some minutes, or until Kafka refuses something of t
 again, and with it the size of the largest record that it takes, if that may be asked.
 
 Kafka's client measures a record as it is, so that is known beforehand. A broker measures it compressed: one that may
-fit then is sent, alone in its batch, and the broker is believed (`found_too_large`).
+fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Where the limit may not be asked,
+batches that are refused become smaller and smaller, for as long as what is known holds.
 
 One book lasts as long as the process, and may be used by several threads.
 """
@@ -41,6 +42,8 @@ _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500
 _CREATION_TIME = 0.3
 _KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
+_DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
+_SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 
 
@@ -77,6 +80,7 @@ class TopicBook:
         self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
         self._doubted: set[str] = set()
         self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
+        self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
@@ -111,12 +115,19 @@ class TopicBook:
 
     def found_too_large(self, topic: str, key: str | bytes, value: str | bytes | None, *, batch_size: int) -> None:
         """A broker has found the batch with this record too large; batches with more than one have `batch_size` bytes,
-        at most, uncompressed.
+        at most, uncompressed. 0: the record was sent alone.
         """
         with self._lock:
-            limit = self._limits.get(topic, 0)
-            if batch_size <= limit:  # so it was alone
-                self._too_large.add(_hash(topic, key, value, limit))
+            limit = self._limits.get(topic)
+            if batch_size <= (limit or 0):  # so it was alone
+                self._too_large.add(_hash(topic, key, value, limit or 0))
+                self._supposed.pop(topic, None)  # it was that record, perhaps, and not the batch
+            elif limit is None:
+                self._supposed[topic] = max(_SMALLEST_BATCH, batch_size // _DIVIDED_BY)
+            self._find_smallest()
+
+    def _find_smallest(self) -> None:
+        self.smallest_max_bytes = min([*self._limits.values(), *self._supposed.values()], default=None)
 
     def examine(self, rows: Sequence[Row], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
         """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
@@ -127,8 +138,9 @@ class TopicBook:
         with self._lock:
             if time.monotonic() > self._known_until:
                 self._known_until = time.monotonic() + _KNOWN_FOR
-                for known in (self._topics, self._plain, self._too_large):
+                for known in (self._topics, self._plain, self._too_large, self._supposed):
                     known.clear()
+                self._find_smallest()
             if again:
                 for name in {row[1] for row in rows}:
                     self._topics.pop(name, None)
@@ -219,7 +231,9 @@ class TopicBook:
             if not isinstance(settings, BrokerError):
                 limits[name] = int(settings["max.message.bytes"].value)
         self._limits |= limits
-        self.smallest_max_bytes = min(self._limits.values(), default=None)
+        for name in limits:
+            self._supposed.pop(name, None)
+        self._find_smallest()
         return limits
 
 

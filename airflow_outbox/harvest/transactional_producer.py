@@ -121,6 +121,7 @@ class TransactionalProducer:
         self._complaint: str | None = None
         self._extents: dict[Place, list[int]] = {}
         self._asks_of_each = False
+        self._is_alone = False  # the record that is being sent
         self._has_committed = False
         self._refused: KafkaError | None = None
         self._offset = 0
@@ -200,6 +201,7 @@ class TransactionalProducer:
         self._begin()
         self._transaction.begins(Call.PUBLISH)
         self._extents.clear()
+        self._is_alone = len(rows) == 1
         produce = self._producer.produce
         topics = set(map(_topic, rows))
         known = None if self._asks_of_each else self._book.partitions(topics)
@@ -364,7 +366,7 @@ class TransactionalProducer:
     def _doubt(self, error: BrokerError, message: Message) -> None:
         topic = cast("str", message.topic())
         if error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
-            batch_size = int(self._settings["batch.size"])
+            batch_size = 0 if self._is_alone else int(self._settings["batch.size"])
             self._book.found_too_large(topic, message.key() or b"", message.value(), batch_size=batch_size)
         self._book.doubt(topic)
 

@@ -64,11 +64,22 @@ FROM chosen JOIN {parked} AS parked USING (number)
 ORDER BY number
 LIMIT %(max_records)s
 
+-- in_part --
+-- The transactions of which a part is here, discarded or not, and the rest in the outbox: they are being parked. Transaction ids of another
+-- history say nothing.
+SELECT DISTINCT transaction_id::text::bigint
+FROM {parked} AS part
+WHERE incarnation = (SELECT incarnation FROM {leader} WHERE shard = %(shard)s)
+  AND EXISTS (SELECT FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id)
+
 -- lengths --
--- How many records of each of these transactions wait, and the last one's number; of those only that may be tried. One with a record that
+-- How many records of each of these transactions wait, or are still in the outbox, so that one that is being parked is not taken for whole;
+-- and the last parked one's number. Of those only that may be tried. One with a record that
 -- waits until somebody asks may not, unless somebody has asked for a retry of whatever records: they may wait behind it.
-SELECT transaction_id::text::bigint, count(*), max(number)
-FROM {parked}
+SELECT transaction_id::text::bigint,
+       count(*) + (SELECT count(*) FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id),
+       max(number)
+FROM {parked} AS part
 WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
 GROUP BY transaction_id
 HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))
@@ -111,7 +122,8 @@ SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 -- note_refusals --
 -- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. For others that were tried
 -- with them in vain that is the answer to a retry that was asked for, or due: they wait for those, and a cause of theirs that can pass, or
--- for which another one stands, is found again, or not.
+-- for which another one stands, is found again, or not. The same holds for all that comes behind a refused record in its lane, or in its
+-- topic where the cause is the topic's, also for those that were too many to be tried with it: or they would have it tried for ever.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), refused AS (
@@ -122,11 +134,30 @@ WITH fence AS MATERIALIZED (
         END
     FROM unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
     WHERE parked.number = why.number AND EXISTS (SELECT FROM fence)
+), heads AS MATERIALIZED (
+    SELECT kafka_topic, kafka_key, number, coalesce(why.cause = ANY(%(causes)s), false) AS of_the_topic
+    FROM unnest(%(ids)s::bigint[], %(why)s::text[]) AS why (number, cause) JOIN {parked} USING (number)
+), behind AS (
+    (
+        SELECT unnest(%(others)s::bigint[]) AS number
+    ) UNION (
+        SELECT number
+        FROM {parked} JOIN (SELECT kafka_topic, kafka_key, min(number) AS first FROM heads GROUP BY kafka_topic, kafka_key) AS lane
+            USING (kafka_topic, kafka_key)
+        WHERE discarded_at IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL)
+    ) UNION (
+        SELECT number
+        FROM {parked} JOIN (SELECT kafka_topic, min(number) AS first FROM heads WHERE of_the_topic GROUP BY kafka_topic) AS topic
+            USING (kafka_topic)
+        WHERE discarded_at IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL)
+    ) EXCEPT (
+        SELECT number FROM heads
+    )
 ), answered AS (
     UPDATE {parked}
     SET requested = nullif(requested, 'retry'), retry_at = NULL,
         cause = CASE WHEN cause <> ALL(%(passing)s) THEN cause END, reason = CASE WHEN cause <> ALL(%(passing)s) THEN reason END
-    WHERE number = ANY(%(others)s) AND (requested = 'retry' OR retry_at IS NOT NULL) AND EXISTS (SELECT FROM fence)
+    WHERE number IN (SELECT number FROM behind) AND (requested = 'retry' OR retry_at IS NOT NULL) AND EXISTS (SELECT FROM fence)
 )
 SELECT EXISTS (SELECT FROM fence)
 

@@ -22,6 +22,8 @@ from simulation.postgres import Change, Database, FenceRow
 from airflow_outbox.harvest.protocol.ledger import Ledger
 
 Lane = tuple[str, str]
+UNLOCKED = "u"
+"""Keys that begin with it are written without a lock. All of them are in one window, so their order is that of ids."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Committed:
         values: dict[int, str] = {}
         unclaimed: dict[int, list[str]] = {}
         parked: dict[int, str] = {}
+        ids: dict[str, int] = {}
         for change, arguments in log:
             if change == "begin":
                 opened[arguments[0]] = []
@@ -61,6 +64,7 @@ class Committed:
                     for record in records:
                         found.lanes[record.topic, record.key].append(record.value)
                         values[record.id] = record.value
+                        ids[record.value] = record.id
             elif change == "announce":
                 for number in [number for number in unclaimed if arguments[0].sees(number)]:
                     aside = {*parked.values(), *found.discarded}
@@ -79,6 +83,9 @@ class Committed:
                 unclaimed.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
+        for lane, stashed in found.lanes.items():
+            if lane[1].startswith(UNLOCKED):
+                stashed.sort(key=ids.__getitem__)
         return found
 
     def _follow(self, fence: FenceRow) -> None:

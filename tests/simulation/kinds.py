@@ -9,6 +9,7 @@ from simulation.histories import History, Outcome, simulated
 from simulation.log import ReconfiguredLog
 from simulation.other_histories import Adopted, OtherHistory
 from simulation.poisoned import Poisoned
+from simulation.spanning import Spanning
 from simulation.world import SOUND, Design, Member
 
 
@@ -32,7 +33,7 @@ class Kind:
 
 KINDS = {
     "exactly_once": Kind(),
-    "atomic": Kind(Design(atomic=True), one_of=4),
+    "atomic": Kind(Design(atomic=True), Spanning, one_of=4),
     "reconfigured": Kind(Design(transactional_log=ReconfiguredLog), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "adopted": Kind(history=Adopted, one_of=8),

@@ -35,6 +35,7 @@ from simulation.planted_ports import (
 )
 from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
 from simulation.postgres import Database
+from simulation.statements import Server
 from simulation.table import SimulatedTable
 from simulation.world import SOUND, Design
 
@@ -43,12 +44,12 @@ from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
-from airflow_outbox.harvest.protocol import windows
+from airflow_outbox.harvest.protocol import closure, windows
 from airflow_outbox.harvest.protocol.batches import Batch
-from airflow_outbox.harvest.protocol.closure import Closure
+from airflow_outbox.harvest.protocol.closure import Closure, Taken
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
-from airflow_outbox.harvest.protocol.parking import Diversion, ParkedLanes, Refusal
-from airflow_outbox.pages import OutboxRow, Reading
+from airflow_outbox.harvest.protocol.parking import Caution, Diversion, ParkedLanes, Refusal
+from airflow_outbox.pages import Length, OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
 
@@ -121,6 +122,10 @@ def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refus
 def _forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
     for lane in gone:
         lanes._waiting.pop(lane, None)
+
+
+def _together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Sequence[Any]]:
+    yield rows
 
 
 _entry = Batch.entry
@@ -221,8 +226,25 @@ class PagesFreely(windows.Windows):
 
 
 class CutsAnywhere(Closure):
-    def cut(self, rows: Sequence[OutboxRow], *, complete: bool) -> tuple[int, bool]:
-        return len(rows), True
+    def take(self, page: Sequence[OutboxRow], *, complete: bool) -> Taken:
+        return Taken(page, ends=True)
+
+
+def _no_others(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
+    return set(waiting)
+
+
+def _as_parked(server: Server, transaction_ids: Collection[int]) -> dict[int, Length]:
+    found = _parked_lengths(server, transaction_ids)
+    waiting = [row.transaction_id for row in server.database.state.parked.values() if not row.discarded]
+    return {number: replace(length, records=waiting.count(number)) for number, length in found.items()}
+
+
+def _nothing(_: Server) -> set[int]:
+    return set()
+
+
+_parked_lengths = Server.parked_lengths
 
 
 # The tables
@@ -258,8 +280,8 @@ def _log(name: str, log: Callable[..., SimulatedTransactionalLog]) -> Bug:
     return Bug(name, design=Design(transactional_log=log))
 
 
-def _term(name: str, term: type[ExactlyOnceTerm], design: Design = SOUND) -> Bug:
-    return Bug(name, "exactly_once", design, modes, "ExactlyOnceTerm", term)
+def _term(name: str, term: type[ExactlyOnceTerm]) -> Bug:
+    return Bug(name, "exactly_once", SOUND, modes, "ExactlyOnceTerm", term)
 
 
 def _recovery(name: str, recover: Callable[..., Any], kind: str = "exactly_once") -> Bug:
@@ -312,6 +334,7 @@ BUGS: Collection[Bug] = (
     Bug("later records do not wait behind a parked one", "poisoned", SOUND, ParkedLanes, "holds", _never),
     Bug("the ledger does not tell of parked records that are published", "poisoned", SOUND, Batch, "entry", _untold),
     Bug("a lane flows again while records wait in it", "poisoned", SOUND, ParkedLanes, "gone", _forget_lanes),
+    Bug("what Kafka refuses together is never divided", "poisoned", SOUND, Caution, "portions", _together),
     Bug(
         "what waits for a record is not looked at again when that is gone",
         "poisoned_at_least_once",
@@ -322,7 +345,10 @@ BUGS: Collection[Bug] = (
     ),
     Bug("a fenced member takes over again", design=Design(harvester=Duels)),
     Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
-    _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
+    Bug("only what is not whole is held back", "atomic", ATOMIC, closure, "behind", _no_others),
+    Bug("what is parked in part is published", "atomic", ATOMIC, Server, "parked_lengths", _as_parked),
+    Bug("what is parked in part is forgotten", "atomic", ATOMIC, Server, "parked_in_part", _nothing),
+    Bug("a stop commits a transaction in parts", "atomic", ATOMIC, modes, "ExactlyOnceTerm", CommitsWhenStopped),
     _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
     _term("a page counts as its window", TakesPageForWindow),
     _term("a window's snapshot is its last page's", EndsWindowsLate),

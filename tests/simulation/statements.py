@@ -272,6 +272,12 @@ class Server:
         ]
         return due[:max_records]
 
+    def parked_in_part(self) -> set[int]:
+        state = self.database.state
+        return {row.transaction_id for row in state.parked.values()} & {
+            row.transaction_id for row in state.rows.values()
+        }
+
     def parked_lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
         found: dict[int, list[int]] = {}
         waiting = {number: row for number, row in self.database.state.parked.items() if not row.discarded}
@@ -281,7 +287,12 @@ class Server:
         stays = {row.transaction_id for row in waiting.values() if row.waits_to_be_asked_for}
         if any(row.requested == "retry" for row in waiting.values()):
             stays.clear()
-        return {number: Length(len(numbers), max(numbers)) for number, numbers in found.items() if number not in stays}
+        left = Counter(row.transaction_id for row in self.database.state.rows.values())
+        return {
+            number: Length(len(numbers) + left[number], max(numbers))
+            for number, numbers in found.items()
+            if number not in stays
+        }
 
     def unpark(self, numbers: Sequence[int]) -> None:
         parked = self.database.state.parked
@@ -290,7 +301,16 @@ class Server:
     def note_refusals(self, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
         parked = self.database.state.parked
         there = {number: why for number, why in refusals.items() if number in parked}
-        self.database.statement("refuse", there, [number for number in others if number in parked])
+        behind = {
+            number
+            for number, row in parked.items()
+            for head, why in there.items()
+            if number > head and not row.discarded and (row.due or row.requested == "retry")
+            if row.record.topic == parked[head].record.topic
+            if row.record.key == parked[head].record.key or why.cause.is_of_the_topic
+        }
+        answered = [number for number in {*others, *behind} - there.keys() if number in parked]
+        self.database.statement("refuse", there, sorted(answered))
 
     def release(self, max_records: int) -> bool:
         held = self.database.state.released(max_records)

@@ -140,6 +140,10 @@ class SimulatedTable:
         due: Sequence[OutboxRow] = await self._run(self._purging, "parked_due", effect)
         return due
 
+    async def parked_in_part(self) -> Collection[int]:
+        found: Collection[int] = await self._run(self._purging, "parked_in_part", self._server.parked_in_part)
+        return found
+
     async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
         lengths: Mapping[int, Length] = await self._run(
             self._purging, "parked_lengths", lambda: self._server.parked_lengths(transaction_ids)

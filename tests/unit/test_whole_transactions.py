@@ -12,7 +12,7 @@ def row(number: int, transaction_id: int, key: str = "k") -> OutboxRow:
 
 
 def due(rows: list[OutboxRow], lengths: dict[int, Length]) -> list[int]:
-    whole = WholeTransactions(ParkedLanes({}, ()), Caution(most=10), max_transaction_records=10)
+    whole = WholeTransactions(ParkedLanes({}, ()), Caution(), max_transaction_records=10)
     retry = whole.due(rows, {}, lengths=lengths)
     assert retry.refused == {}
     return [each[0] for each in retry.published]
@@ -29,7 +29,7 @@ def test_a_transaction_that_another_view_has_published_meanwhile_waits() -> None
 
 
 def test_what_waits_for_a_refused_record_was_tried_with_it_but_not_what_is_there_in_part() -> None:
-    whole = WholeTransactions(ParkedLanes({}, ()), Caution(most=10), max_transaction_records=10)
+    whole = WholeTransactions(ParkedLanes({}, ()), Caution(), max_transaction_records=10)
     rows = [row(1, 7), row(2, 7, "other"), row(3, 8), row(4, 9, "third")]
     refusal = Refusal(Cause.TOO_LARGE, "simulated")
     retry = whole.due(rows, {1: refusal}, lengths={7: Length(2, 2), 8: Length(1, 3), 9: Length(2, 9)})
@@ -37,7 +37,7 @@ def test_what_waits_for_a_refused_record_was_tried_with_it_but_not_what_is_there
 
 
 def test_a_transaction_that_may_not_be_tried_waits_and_its_refusal_is_no_news() -> None:
-    whole = WholeTransactions(ParkedLanes({}, ()), Caution(most=10), max_transaction_records=10)
+    whole = WholeTransactions(ParkedLanes({}, ()), Caution(), max_transaction_records=10)
     rows = [row(1, 7), row(2, 7, "other"), row(3, 8, "other"), row(4, 9, "third")]
     retry = whole.due(rows, {1: Refusal(Cause.TOO_LARGE, "simulated")}, lengths={8: Length(1, 3), 9: Length(1, 4)})
     assert ([each[0] for each in retry.published], retry.refused, retry.others) == ([4], {}, [1, 2, 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 from airflow_outbox.fence import Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
-from airflow_outbox.pages import OutboxRow, total_size
+from airflow_outbox.pages import Length, OutboxRow, total_size
 from airflow_outbox.records import Snapshot
 
 _NOTHING_SEEN = Snapshot(1, 1)
@@ -19,13 +19,17 @@ _NOTHING_SEEN = Snapshot(1, 1)
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one page, whether a batch may end with them, and transactions in them that are too large."""
+    """Rows that go on together, whether a batch may end with them, and transactions in them that are not published, or
+    of which more is to come (`protocol.closure`).
+    """
 
     rows: Sequence[OutboxRow]
     within: Snapshot
     written: int
     ends: bool
-    too_large: Mapping[int, Refusal] = field(default_factory=dict)
+    refused: Mapping[int, Refusal] = field(default_factory=dict)
+    streaming: Mapping[int, Length] = field(default_factory=dict)
+    set_aside: Collection[int] = ()
 
     @cached_property
     def bytes(self) -> int:
@@ -40,7 +44,8 @@ class Piece:
 class Batch:
     """What one Kafka transaction holds: the outbox's batch of this number, the term's commit of that `commit`.
 
-    `witness` is what holds once it is committed and settled; `condemned` are source transactions that it parks whole.
+    `witness` is what holds once it is committed and settled; `condemned` are source transactions that it parks
+    whole, `no_longer_slow` those in it that took too long before.
     """
 
     number: int
@@ -53,6 +58,8 @@ class Batch:
     written: int = 0
     may_end: bool = False
     condemned: frozenset[int] = frozenset()
+    no_longer_slow: frozenset[int] = frozenset()
+    may_be_free: bool = False
     commit: int = 0
     witness: Witness | None = None
     is_readable: bool = False

@@ -1,75 +1,206 @@
 """Closure: where a window may be cut into batches without splitting a source transaction (`atomic` outboxes).
 
-A batch is a prefix by id of what is left of a window. It is *closed* when no transaction has records both in it and
-after it. Transactions write at the same time, so their ids interleave, and closing one takes in parts of others, which
-have to be closed too; at the latest the whole window is closed, because a transaction's records lie in one window.
+Transactions write at the same time, so their ids interleave, and one that is open for hours has an early and a late id.
+Rows are read in id order. What goes out of a page are the transactions of which all has been read by then. The others
+are *held back* until their last row is read, and with them every transaction that has a row behind one of theirs in a
+lane (a topic and key): what shares a lane with a transaction in the batch and comes earlier belongs to it or before it.
+All other lanes go on. The end of a window lets all of it go, for a transaction's records lie in one window.
 
-The closing walks the rows in id order and keeps the *reach*: the highest last id of the transactions met so far. The
-prefix up to a row is closed exactly when the row's id has caught up with the reach.
+What is held back takes memory, so it is bounded. Where many records wait behind a short transaction that ends late,
+it is *set aside*: it is parked, row by row as it is read, over as many batches as it takes, with what comes behind it.
+When all of it is parked, it is published from there. What is not going to be published anyhow, for it is too large or
+condemned for another reason, is set aside from its first row on. Whoever retries such a transaction waits until all of
+it is parked, and a successor parks the rest of it.
+
+Where it is long transactions that are too much to be held back, they *stream*: they are sent while the rest of them is
+read, in one batch, which may end where all of its transactions do. What is read meanwhile joins it, or is held back.
+
+Invariants:
+
+- Between two places where a batch may end lie whole transactions, but for those that are set aside.
+- The rows of a lane go out in the order in which they were read.
+- At most the bound is held back after a page, twice that where a stream ends; nothing is after the window's last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import cast
 
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
+from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
+from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow, total_size
+
+_transaction = itemgetter(TRANSACTION_ID)
+_SET_ASIDE_AT_ONCE = 10  # transactions after a page, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What goes out after a page: rows in id order, whether a batch may end with them, and the transactions of these
+    rows of which more is to come: `streaming` ones, which the batch has to wait for, and those `set_aside`.
+    """
+
+    rows: Sequence[OutboxRow]
+    ends: bool
+    streaming: Mapping[int, Length] = field(default_factory=dict)
+    set_aside: Collection[int] = ()
 
 
 class Closure:
-    """Cuts the pages of a window, in turn."""
+    """Takes the pages of windows, in turn. It holds back at most `max_held_records` of at most `max_held_bytes`.
 
-    def __init__(self, *, max_transaction_records: int) -> None:
+    `condemned` are transactions that are not going to be published, beside those that are too large.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_transaction_records: int,
+        max_held_records: int,
+        max_held_bytes: int,
+        condemned: Container[int] = (),
+    ) -> None:
         self._max_transaction_records = max_transaction_records
-        self.lengths: dict[int, Length] = {}  # of the transactions in the batch that is being closed
-        self._reach = 0
-        self._closed = False
+        self._max_held = max_held_records, max_held_bytes
+        self._condemned = condemned
+        self.lengths: dict[int, Length] = {}  # of the transactions of the last page, and of those that are not whole
+        self.held: Sequence[OutboxRow] = ()
+        self._streaming: Mapping[int, Length] = {}
+        self._spread: dict[int, Refusal] = {}  # transactions that are set aside for what waits behind them
+        self._reached: int | None = None  # the last id of the window that was read
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether a batch is under way that can't end with what has been read."""
+        return bool(self._streaming)
 
     def unknown(self, rows: Sequence[OutboxRow]) -> set[int]:
-        """The transactions of these rows whose lengths are not known yet."""
-        if self._closed:
-            self._closed = False
-            self.lengths.clear()
-        return {row[TRANSACTION_ID] for row in rows if row[TRANSACTION_ID] is not None} - self.lengths.keys()
+        """The transactions of these rows whose lengths are not known yet. Lengths that nobody needs are forgotten."""
+        reached, held = self._reached, transactions(self.held)
+        self.lengths = {
+            number: length
+            for number, length in self.lengths.items()
+            if reached is not None and (length.last_id > reached or number in held)
+        }
+        self._spread = {number: why for number, why in self._spread.items() if number in self.lengths}
+        return transactions(rows) - self.lengths.keys()
 
     def learn(self, lengths: Mapping[int, Length]) -> None:
         """Take note of transactions' lengths."""
         self.lengths.update(lengths)
 
-    def too_large(self, transaction_ids: Iterable[int]) -> dict[int, Refusal]:
-        """Those of these transactions that have more records than are published together."""
-        return {
+    def refused(self, transaction_ids: Iterable[int]) -> dict[int, Refusal]:
+        """Those of these transactions that are not published now, for their length or for what waits behind them."""
+        refused = {
             transaction_id: too_large(transaction_id, length, self._max_transaction_records)
             for transaction_id in transaction_ids
             if (length := self.lengths.get(transaction_id)) is not None
             and length.records > self._max_transaction_records
         }
+        if self._spread:
+            refused |= {number: self._spread[number] for number in self._spread.keys() & set(transaction_ids)}
+        return refused
 
-    def cut(self, rows: Sequence[OutboxRow], *, complete: bool) -> tuple[int, bool]:
-        """How many of a page's rows come next, and whether the batch is closed with them.
-
-        As many as there are up to the last place where it is closed; all of them where there is none. `complete`
-        tells that the page is the window's last.
+    def take(self, page: Sequence[OutboxRow], *, complete: bool) -> Taken:
+        """What goes out now that a page has been read, whose transactions' lengths are known. `complete` tells that it
+        is the window's last.
         """
-        if complete:
-            self._begin()
-            return len(rows), True
-        reach, closed_at = self._reach, 0
-        for place, row in enumerate(rows, 1):
-            transaction_id = row[TRANSACTION_ID]
-            assert transaction_id is not None
-            reach = max(reach, self.lengths[transaction_id].last_id)
-            if row[0] >= reach:
-                closed_at = place
-        if closed_at:
-            self._begin()
-            return closed_at, True
-        self._reach = reach
-        return len(rows), False
+        rows = [*self.held, *page] if self.held else page
+        if complete or not page:
+            self.held, self._streaming, self._reached = (), {}, None
+            return Taken(rows, ends=True)
+        reached = self._reached = page[-1][0]
+        unfinished = {number for number in transactions(rows) if self.lengths[number].last_id > reached}
+        streaming = {number for number in self._streaming if self.lengths[number].last_id > reached}
+        set_aside = {number for number in unfinished if number in self._condemned} | self.refused(unfinished).keys()
+        waiting, more = self._waiting(rows, unfinished - set_aside - streaming, goes_on=bool(streaming))
+        set_aside = (set_aside | (self._spread.keys() & unfinished)) - waiting
+        self._streaming = {number: self.lengths[number] for number in streaming | more}
+        self.held = [row for row in rows if row[TRANSACTION_ID] in waiting] if waiting else ()
+        if waiting:
+            rows = [row for row in rows if row[TRANSACTION_ID] not in waiting]
+        return Taken(rows, not self._streaming, self._streaming, set_aside)
 
-    def _begin(self) -> None:
-        self._reach = 0
-        self._closed = True
+    def _waiting(self, rows: Sequence[OutboxRow], unfinished: set[int], *, goes_on: bool) -> tuple[set[int], set[int]]:
+        """The transactions to hold back because of unfinished ones, and those of these that are to stream instead; some
+        may be set aside. `goes_on`: so does the batch that streams.
+        """
+        most_records, most_bytes = self._max_held
+        if not self._streaming:
+            if any(self.lengths[number].records > most_records for number in unfinished):
+                return set(), unfinished  # at once, for it can't be held back
+        elif not goes_on:  # the batch under way ends here, rather than take in what begins in this page
+            waiting = behind(rows, unfinished)
+            held = [row for row in rows if row[TRANSACTION_ID] in waiting]
+            fits = len(held) <= 2 * most_records and total_size(held) <= 2 * most_bytes
+            if fits and self._streaming.keys().isdisjoint(waiting):
+                return waiting, set()
+            return set(), unfinished
+        for _ in range(_SET_ASIDE_AT_ONCE):
+            if not unfinished:
+                break
+            waiting = behind(rows, unfinished)
+            if not self._streaming.keys().isdisjoint(waiting):  # the batch under way has to wait for one of them
+                return set(), unfinished
+            held = [row for row in rows if row[TRANSACTION_ID] in waiting]
+            if len(held) <= most_records and total_size(held) <= most_bytes:
+                return waiting, set()
+            own = [row for row in held if row[TRANSACTION_ID] in unfinished]
+            if 2 * len(own) > most_records or 2 * total_size(own) > most_bytes:
+                return set(), unfinished
+            last = max(unfinished, key=lambda number: self.lengths[number].last_id)
+            first_id = next(row[0] for row in own if row[TRANSACTION_ID] == last)
+            self._spread[last] = spread(last, first_id, self.lengths[last])
+            unfinished = unfinished - {last}
+        return set(), unfinished
+
+
+def transactions(rows: Iterable[OutboxRow]) -> set[int]:
+    """The transactions of these rows, which were read with them."""
+    return cast("set[int]", set(map(_transaction, rows)))
+
+
+def behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
+    """The transactions that have to wait with those that are `waiting`: these, and all that have a row behind one of
+    theirs in a lane, and so on. The rows are in order.
+    """
+    if not _is_any_behind(rows, waiting):
+        return set(waiting)
+    lanes: defaultdict[Lane, list[int]] = defaultdict(list)  # their transactions, row by row
+    firsts: defaultdict[int, dict[Lane, int]] = defaultdict(dict)  # the place of a transaction's first row in each lane
+    for row in rows:
+        lane, number = (row[1], row[2]), row[TRANSACTION_ID]
+        assert number is not None
+        places = lanes[lane]
+        if lane not in firsts[number]:
+            firsts[number][lane] = len(places)
+        places.append(number)
+    found = {number for number in waiting if number in firsts}
+    new, closed = list(found), dict.fromkeys(lanes, -1)  # from which place on a lane is closed; -1: it is open
+    while new:
+        for lane, first in firsts[new.pop()].items():
+            places, before = lanes[lane], closed[lane]
+            if before == -1 or first < before:
+                closed[lane] = first
+                for number in places[first : None if before == -1 else before]:
+                    if number not in found:
+                        found.add(number)
+                        new.append(number)
+    return found | set(waiting)
+
+
+def _is_any_behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> bool:
+    """Whether a row of another transaction is. Writers that lock their keys see to it that none is."""
+    closed: set[Lane] = set()
+    for row in rows:
+        if row[TRANSACTION_ID] in waiting:
+            closed.add((row[1], row[2]))
+        elif closed and (row[1], row[2]) in closed:
+            return True
+    return False
 
 
 def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, Length]:
@@ -88,4 +219,33 @@ def too_large(transaction_id: int, length: Length, most: int) -> Refusal:
     return Refusal(
         Cause.TOO_LARGE,
         f"transaction {transaction_id} has {length.records} records, and max_transaction_records is {most}",
+    )
+
+
+def spread(transaction_id: int, first_id: int, length: Length) -> Refusal:
+    """Why a transaction is parked until all of it has been read."""
+    return Refusal(
+        Cause.SPREAD,
+        f"transaction {transaction_id} reaches from id {first_id} to {length.last_id}, and more records wait behind it "
+        "than are held in memory (a third of max_in_flight_records). It is published from the parked table as soon as "
+        "all of it is there",
+    )
+
+
+def too_spread(transaction_id: int, length: Length, *, others: int, most: int) -> Refusal:
+    """Why a transaction is not published that is too long to be held back, among too many others."""
+    return Refusal(
+        Cause.TOO_LARGE,
+        f"transaction {transaction_id} has {length.records} records, more than are held in memory, and {others} others "
+        f"would have to be published together with it, while max_transaction_records is {most}. Retry it: from the "
+        "parked table it is published by itself",
+    )
+
+
+def too_slow(transaction_id: int, length: Length, *, seconds: float) -> Refusal:
+    """Why a transaction is not published that takes too long."""
+    return Refusal(
+        Cause.TOO_LARGE,
+        f"transaction {transaction_id} has {length.records} records and was not published within {seconds:g} s, twice. "
+        "Raise transaction_timeout and retry it",
     )

@@ -29,13 +29,15 @@ What was diverted is written into the batch's ledger entry before it is moved, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.pages import Length
+
+_PORTIONS = 100  # into which suspects are divided: each is waited for, some milliseconds
 
 Lane = tuple[str, str | bytes]
 Row = TypeVar("Row", bound=tuple[Any, ...])
@@ -51,6 +53,7 @@ class Cause(StrEnum):
     NOT_AUTHORIZED = "not_authorized"
     PARTITION = "partition"
     TOO_LARGE = "too_large"
+    SPREAD = "spread"
     REFUSED = "refused"
 
     @property
@@ -61,7 +64,7 @@ class Cause(StrEnum):
     @property
     def can_pass(self) -> bool:
         """Whether it may pass without anybody correcting the record."""
-        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION)
+        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION, Cause.SPREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +119,14 @@ def passed(rows: Iterable[tuple[Any, ...]], refused: Mapping[int, Refusal]) -> s
 @dataclass(frozen=True, slots=True)
 class Retry(Generic[Row]):
     """What becomes of parked rows that were due: published, refused again, or waiting for those that are. Topics of
-    which one was refused for a reason of its own have `passed`.
+    which one was refused for a reason of its own have `passed`. `is_early` tells that one is not parked whole yet.
     """
 
     published: Sequence[Row]
     refused: Mapping[int, Refusal]  # by id
     others: Sequence[int]
     passed: Collection[str]
+    is_early: bool = False
 
 
 class ParkedLanes:
@@ -194,51 +198,82 @@ class ParkedLanes:
 
 
 class Caution:
-    """How many records to send at once while Kafka refuses batches for a reason that only they know.
+    """Finds the records that Kafka refuses for a reason that no look at them shows; it lasts as long as the process.
 
-    A batch that fails is tried again in halves, over as many views as it takes, until a single record is left: that one
-    is refused. Each success doubles the number again. It lasts for the process, for each failure ends a term.
+    Each failure ends a term, and each narrows. The records that were sent together when Kafka refused are *suspects*:
+    the next time they are sent in portions, each of which Kafka has to take before the next one goes out. So the next
+    failure is that of a portion, whose records are then sent in smaller ones. A portion of one record that is refused
+    *condemns* that record: it is parked. A record is a suspect until it is committed or parked.
     """
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
-        self._reason = ""
-        self.records = most
+    def __init__(self) -> None:
         self.condemned: dict[bool, dict[int, Refusal]] = {False: {}, True: {}}  # of the outbox; of the parked table
-        self.condemned_transactions: set[int] = set()
-
-    def failed(self, ids: Sequence[int], reason: str, *, explained: bool, parked: bool) -> None:
-        """A batch of these records, of the outbox or `parked` ones, was refused as a whole.
-
-        `explained`: the next examination of the records will tell which of them are the reason. It is believed once.
-        """
-        again, self._reason = reason == self._reason, reason
-        if explained and not again:
-            return
-        if len(ids) == 1:
-            self.condemned[parked][ids[0]] = Refusal(Cause.REFUSED, reason)
-            self.records = self._most
-        else:
-            self.records = max(1, min(self.records, len(ids)) // 2)
+        self.condemned_transactions: dict[int, Refusal | None] = {}
+        """Source transactions to park from their first record on; None: one of their records has the reason."""
+        self._believed: dict[bool, set[int]] = {False: set(), True: set()}
+        self.slow_transactions: set[int] = set()  # those that took too long the last time
+        self._portions: dict[bool, dict[int, int]] = {False: {}, True: {}}  # suspects, and how many to send together
 
     @property
     def is_careful(self) -> bool:
-        """Whether records are to be sent in other ways than usual, so that the one that is refused shows."""
-        return self.records < self._most
+        """Whether there are suspects, which are to be sent so that the one that is refused shows."""
+        return any(self._portions.values())
 
-    def succeeded(self) -> None:
-        """A batch was committed."""
-        self._reason = ""
-        self.records = min(self._most, 2 * self.records)
+    def failed(self, ids: Sequence[int], reason: str, *, certain: bool, explained: bool, parked: bool) -> None:
+        """These records, of the outbox or `parked` ones, were sent together and refused.
+
+        `certain`: each of them is the reason. `explained`: the next examination of the records will tell which of them
+        are. That is believed once of each record.
+        """
+        if explained and self._believed[parked].isdisjoint(ids):
+            self._believed[parked].update(ids)
+        elif certain:
+            self.condemned[parked].update(dict.fromkeys(ids, Refusal(Cause.REFUSED, reason)))
+        else:
+            self._portions[parked].update(dict.fromkeys(ids, -(-len(ids) // _PORTIONS)))
+
+    def portions(self, rows: Sequence[Row], *, parked: bool) -> Iterator[Sequence[Row]]:
+        """Rows, in their order, as they are to be sent: suspects apart from others, and never too many together."""
+        if not (sizes := self._portions[parked]) or not rows:
+            if rows:
+                yield rows
+            return
+        first, size = 0, sizes.get(rows[0][0], 0)
+        for place, row in enumerate(rows):
+            wanted = sizes.get(row[0], 0)
+            if wanted != size or place - first == size > 0:
+                if place > first:
+                    yield rows[first:place]
+                first, size = place, wanted
+        yield rows[first:]
+
+    def settled(self, ids: Iterable[int], *, parked: bool) -> None:
+        """Kafka has taken these records after all."""
+        if self._believed[parked] or self._portions[parked]:
+            for identity in ids:
+                self._believed[parked].discard(identity)
+                self._portions[parked].pop(identity, None)
+
+    def on_record(self, condemned: Iterable[int], no_longer_slow: Iterable[int]) -> None:
+        """A batch is committed that parks these source transactions, or holds these."""
+        for transaction_id in condemned:
+            self.condemned_transactions.pop(transaction_id, None)
+        self.slow_transactions.difference_update(no_longer_slow)
 
     def forget(self, ids: Iterable[int], *, parked: bool) -> None:
         """These were found refused, and that is on record."""
+        ids = list(ids)
         for identity in ids:
             self.condemned[parked].pop(identity, None)
+        self.settled(ids, parked=parked)
 
 
 class SingleRecords:
     """Divides records one by one, lane by lane."""
+
+    may_be_free = False
+    condemned: frozenset[int] = frozenset()
+    no_longer_slow: frozenset[int] = frozenset()
 
     def __init__(self, parked: ParkedLanes) -> None:
         self._parked = parked
@@ -246,15 +281,15 @@ class SingleRecords:
     def begin(self) -> None:
         """A Kafka transaction begins."""
 
-    @property
-    def condemned(self) -> frozenset[int]:
-        """The source transactions that wait whole: of single records, none."""
-        return frozenset()
-
     def divert(
-        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
+        self,
+        rows: Sequence[Row],
+        refusals: Mapping[int, Refusal],
+        *,
+        refused: Mapping[int, Refusal],
+        set_aside: Collection[int],
     ) -> Diversion[Row]:
-        """Divide rows of the outbox. (None is too large: that is said of whole transactions.)"""
+        """Divide rows of the outbox. (No transaction is `refused` or `set_aside`: that is said of whole ones.)"""
         return self._parked.divert(rows, refusals)
 
     def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:

@@ -5,18 +5,20 @@ A transaction is *condemned* when one of its records is refused, or it is too la
 its lane, after one that waits or that is condemned; or when it is condemned already. What is condemned waits, all of
 it. So a transaction of which a part has been sent already (it is longer than a page) can't be condemned any more within
 this Kafka transaction: then the term ends, and the next one knows from the beginning.
+
+What is known to be condemned from the beginning is set aside as it is read, over as many batches as it takes. Its first
+record has the reason. A term that finds a part of a transaction in the parked table parks the rest of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from airflow_outbox.errors import RecordsRefusedError
-from airflow_outbox.harvest.protocol.closure import too_large
+from airflow_outbox.errors import PublishError, RecordsRefusedError
+from airflow_outbox.harvest.protocol.closure import behind, too_large, too_slow, too_spread, transactions
 from airflow_outbox.harvest.protocol.parking import (
     Caution,
     Diversion,
-    Lane,
     ParkedLanes,
     Refusal,
     Retry,
@@ -29,40 +31,96 @@ from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
 class WholeTransactions:
     """Divides records by their source transactions."""
 
-    def __init__(self, parked: ParkedLanes, caution: Caution, *, max_transaction_records: int) -> None:
+    def __init__(
+        self,
+        parked: ParkedLanes,
+        caution: Caution,
+        *,
+        max_transaction_records: int,
+        parked_in_part: Collection[int] = (),
+    ) -> None:
+        """`parked_in_part` are transactions that were set aside when an earlier term ended."""
         self._parked = parked
         self._caution = caution
         self._max_transaction_records = max_transaction_records
         self._sent: set[int] = set()
         self._condemned: set[int] = set()
+        self._going_on: Collection[int] = ()
+        self._named = set(parked_in_part)  # set aside, and the reason is on record
+        self.condemned_before = frozenset([*parked_in_part, *caution.condemned_transactions])
+        self.may_be_free = False
+        """Whether something is set aside in this Kafka transaction that perhaps nothing holds any more."""
 
     def begin(self) -> None:
         """A Kafka transaction begins."""
         self._sent.clear()
         self._condemned.clear()
+        self.may_be_free = False
 
     @property
     def condemned(self) -> frozenset[int]:
-        """The transactions that were condemned in this Kafka transaction."""
-        return frozenset(self._condemned)
+        """The transactions that were condemned in this Kafka transaction, and end in it."""
+        return frozenset(self._condemned.difference(self._going_on))
+
+    @property
+    def no_longer_slow(self) -> frozenset[int]:
+        """The transactions that took too long the last time, and were sent in this Kafka transaction."""
+        return frozenset(self._caution.slow_transactions & self._sent)
 
     def divert(
-        self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, too_large: Mapping[int, Refusal]
+        self,
+        rows: Sequence[OutboxRow],
+        refusals: Mapping[int, Refusal],
+        *,
+        refused: Mapping[int, Refusal],
+        set_aside: Collection[int],
     ) -> Diversion[OutboxRow]:
-        """Divide rows of the outbox.
+        """Divide rows of the outbox. Of their transactions some are `refused`; of those `set_aside` more is to come.
 
         Raises RecordsRefusedError when a transaction is condemned of which a part has been sent.
         """
         here = transactions(rows)
-        already = here & (self._condemned | self._caution.condemned_transactions | too_large.keys())
+        before = here & self.condemned_before
+        already = before | (here & (self._condemned | refused.keys()))
         found = condemned(rows, parked=self._parked, refusals=refusals, already=already)
         if late := found & self._sent:
-            self._caution.condemned_transactions |= found
+            self._caution.condemned_transactions.update(dict.fromkeys(found - already))
             raise RecordsRefusedError(f"a record of transaction {min(late)} is refused", explained=True)
-        refusals = {**refusals, **_first_rows(rows, too_large.keys() - self._condemned, too_large)}
+        known = self._caution.condemned_transactions
+        reasons = {**refused, **{number: why for number in before if (why := known.get(number)) is not None}}
+        refusals = {**refusals, **_first_rows(rows, reasons.keys() - self._condemned - self._named, reasons)}
+        self._named = (self._named | reasons.keys()) - (here - set(set_aside))
         self._sent |= here - found
         self._condemned |= found
+        self._going_on = set_aside
+        self.may_be_free |= bool(before)
         return divide(rows, parked=self._parked, refusals=refusals, waiting=found)
+
+    def require_end(
+        self, streaming: Mapping[int, Length], *, records: int, seconds: float, most_seconds: float
+    ) -> None:
+        """A Kafka transaction of so many records goes on, which has been open for so long, because these transactions
+        do. Beyond the bounds the longest of them is condemned, so that the others fit: raises RecordsRefusedError.
+        """
+        if not streaming:
+            return
+        number, length = max(streaming.items(), key=lambda item: (item[1].records, item))
+        refusal: Refusal | None = None
+        if records > 2 * self._max_transaction_records:
+            others = max(0, records - length.records)
+            refusal = too_spread(number, length, others=others, most=self._max_transaction_records)
+        elif seconds > most_seconds:
+            # Once may be the servers' fault.
+            refusal = (
+                too_slow(number, length, seconds=most_seconds) if number in self._caution.slow_transactions else None
+            )
+            self._caution.slow_transactions.add(number)
+        else:
+            return
+        if refusal is None:
+            raise PublishError(f"transaction {number} was not published within {most_seconds:g} s; it is tried again")
+        self._caution.condemned_transactions[number] = refusal
+        raise RecordsRefusedError(refusal.reason)
 
     def due(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
@@ -93,25 +151,16 @@ class WholeTransactions:
             if _transaction(row) in waiting and _transaction(row) not in partial and row[0] not in refused
         ]
         published = [row for row in rows if _transaction(row) not in waiting]
-        return Retry(published, refused, others, passed(tried, refused))
+        is_early = any(lengths[number].last_id <= rows[-1][0] for number in partial)
+        return Retry(published, refused, others, passed(tried, refused), is_early)
 
 
 def condemned(
     rows: Sequence[OutboxRow], *, parked: ParkedLanes, refusals: Mapping[int, Refusal], already: Collection[int]
 ) -> set[int]:
     """The transactions among these rows, in their order, that have to wait."""
-    found = set(already)
-    while True:
-        before = len(found)
-        lanes: set[Lane] = set()
-        for row in rows:
-            lane, transaction_id = (row[1], row[2]), _transaction(row)
-            if row[0] in refusals or lane in lanes or parked.holds(lane):
-                found.add(transaction_id)
-            if transaction_id in found:
-                lanes.add(lane)
-        if len(found) == before:
-            return found
+    stopped = {_transaction(row) for row in rows if row[0] in refusals or parked.holds((row[1], row[2]))}
+    return behind(rows, stopped.union(already))
 
 
 def divide(
@@ -149,11 +198,6 @@ def closed_prefix(rows: Sequence[OutboxRow], *, most: int) -> int:
             if place >= most:
                 return place
     return len(rows)
-
-
-def transactions(rows: Iterable[OutboxRow]) -> set[int]:
-    """The transactions of these rows."""
-    return {_transaction(row) for row in rows}
 
 
 def _first_rows(

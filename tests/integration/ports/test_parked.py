@@ -121,7 +121,7 @@ async def test_a_lane_is_due_from_its_first_record_on_when_its_cause_can_have_pa
     assert own is not None
     scene.table.ask("retry", [1])  # or it would not be tried, for one of its records waits until somebody asks
     last = max(await scene.numbers("v1", "v2", "v3", "v4", "v5"))
-    assert await scene.table.one.parked_lengths([own, own + 1000]) == {own: Length(5, last)}
+    assert await scene.table.one.parked_lengths([own, own + 1000]) == {own: Length(6, last)}  # one is in the outbox
 
 
 async def test_nothing_of_all_lanes_is_due_unless_something_is(scene: Scene) -> None:
@@ -279,3 +279,27 @@ async def test_a_transaction_that_waits_for_somebody_to_ask_may_not_be_tried(sce
     assert (await scene.table.one.parked_lengths([own, other])).keys() == {other}
     scene.table.ask("retry", [2])
     assert (await scene.table.one.parked_lengths([own, other])).keys() == {own, other}
+
+
+async def test_a_refusal_answers_all_that_is_behind_it_however_much_was_tried(scene: Scene) -> None:
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, B, A), 1)))
+    await scene.park(snapshot, because(Cause.HEADERS, 1), because(WAITING, 2, 3, 4))
+    scene.table.ask("retry", [2, 3, 4])
+    (first,) = await scene.numbers("v1")
+    await scene.table.one.note_refusals(scene.view, {first: NEVER}, others=[])
+    assert await scene.due() == ["v3"]
+
+
+async def test_what_is_parked_in_part_is_not_taken_for_whole(scene: Scene) -> None:
+    snapshot = await scene.lead(record(1, A), record(2, B), record(3, C))
+    assert await scene.table.one.parked_in_part() == set()
+    await scene.park(snapshot, because(Cause.SPREAD, 1), because(WAITING, 2))
+    scene.table.elapse()
+    (own,) = transactions(await scene.due_rows(all_lanes=True))
+    assert await scene.table.one.parked_in_part() == {own}
+    (length,) = (await scene.table.one.parked_lengths([own])).values()
+    assert length.records == 3
+    await scene.park(snapshot, because(WAITING, 3))
+    assert await scene.table.one.parked_in_part() == set()
+    (length,) = (await scene.table.one.parked_lengths([own])).values()
+    assert length.records == 3

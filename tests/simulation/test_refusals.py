@@ -1,0 +1,123 @@
+"""A record that only the broker refuses is found and parked by name, within few terms, and everything else flows on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from simulation.checker import complaints
+from simulation.loop import simulate
+from simulation.world import Design, Member, World
+
+from airflow_outbox.table import MarkedRecord
+
+DESIGNS = {
+    "single records": Design(),
+    "whole transactions": Design(atomic=True),
+    "at least once": Design(delivery="at_least_once"),
+}
+TERMS = 8
+"""The most that a refusal may cost: each one narrows."""
+
+
+def record(number: int) -> MarkedRecord:
+    return MarkedRecord(number, "t", f"k{number}", f"v{number}", [], [], None)
+
+
+@dataclass(slots=True)
+class Scene:
+    """One member at work, while Kafka refuses these values without saying which ones."""
+
+    world: World
+    member: Member
+
+    @classmethod
+    def of(cls, design: Design, *refused: str) -> Scene:
+        world = World(1)
+        world.broker.untold.update(refused)
+        return cls(world, Member(world, design))
+
+    @property
+    def terms(self) -> int:
+        return sum(event.name == "view" for event in self.member.events)
+
+    @property
+    def parked(self) -> dict[int, bool]:
+        """The ids of what waits, and whether each was refused itself."""
+        return {
+            row.record.id: row.refusal is not None
+            for row in self.world.database.state.parked.values()
+            if not row.discarded
+        }
+
+    async def settles(self, *, within: float) -> None:
+        """Wait until nothing is left in the outbox, and no request is unanswered."""
+        state = self.world.database.state
+        async with asyncio.timeout(within):
+            while state.rows or any(row.requested for row in state.parked.values()):
+                await asyncio.sleep(0.1)
+                state = self.world.database.state
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+@pytest.mark.parametrize("size", [1, 2, 30])
+def test_one_refused_record_of_a_transaction(design: Design, size: int) -> None:
+    """It is the only one that has a reason; in an atomic outbox, the rest of its transaction waits for it."""
+
+    async def live() -> None:
+        scene = Scene.of(design, "v1")
+        scene.world.database.stash(*(record(number) for number in range(1, size + 1)))
+        for number in range(size + 1, size + 6):
+            scene.world.database.stash(record(number))
+        await scene.settles(within=15)
+        together = range(1, size + 1) if design.atomic else [1]
+        assert scene.parked == {number: number == 1 for number in together}
+        assert scene.terms <= TERMS
+        await asyncio.sleep(60)
+        assert scene.terms <= TERMS
+        await scene.member.stop()
+
+    simulate(live())
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_several_in_one_batch(design: Design) -> None:
+    async def live() -> None:
+        refused = {3, 4, 9, 10}
+        scene = Scene.of(design, *(f"v{number}" for number in refused))
+        for number in range(1, 41):
+            scene.world.database.stash(record(number))
+        await scene.settles(within=30)
+        assert scene.parked == dict.fromkeys(refused, True)
+        assert scene.terms <= TERMS * len(refused)
+        await scene.member.stop()
+
+    simulate(live())
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_a_retry_of_several_of_which_one_is_still_refused(design: Design) -> None:
+    """That one waits again, with its reason; the others are published, and the request is answered."""
+
+    async def live() -> None:
+        scene = Scene.of(design, "v1", "v3")
+        world = scene.world
+        for number in range(1, 5):
+            world.database.stash(record(number))
+            await asyncio.sleep(0.3)
+        await scene.settles(within=20)
+        assert scene.parked == {1: True, 3: True}
+        before = scene.terms
+        world.broker.untold.discard("v3")
+        world.database.statement("ask", tuple(world.database.state.parked), "retry")
+        await scene.settles(within=20)
+        assert scene.parked == {1: True}
+        assert scene.terms - before <= TERMS
+        await scene.member.stop()
+        world.broker.untold.clear()
+        assert not complaints(
+            world.database, world.broker, exactly_once=design.delivery == "exactly_once", drained=False
+        )
+
+    simulate(live())
