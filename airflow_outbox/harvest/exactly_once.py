@@ -312,7 +312,7 @@ class ExactlyOnceTerm(Term):
         return piece
 
     async def _commit(self, batch: Batch) -> None:
-        entry = batch.entry(self._ledger.next_batch, view=self.view, incarnation=self._fence.incarnation)
+        entry = batch.entry(self._ledger.next_batch, view=self.view, fence=self._fence)
         highest_id = batch.highest_id
         offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)

@@ -35,10 +35,21 @@ class PostgresTable:
     remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
     """
 
-    def __init__(self, data_source: str, name: OutboxName, limits: Limits, *, archives: bool = False) -> None:
-        """`archives` tells whether records that are purged go into the archive."""
+    def __init__(
+        self,
+        data_source: str,
+        name: OutboxName,
+        limits: Limits,
+        *,
+        archives: bool = False,
+        outbox_id: UUID | None = None,
+    ) -> None:
+        """`archives` tells whether records that are purged go into the archive; `outbox_id` is the only outbox to take
+        over, whatever stands in the table later (None: any).
+        """
         self._open = lambda purpose: OutboxTable(connect(data_source, purpose=purpose), name, archives=archives)
         self._member = f"{socket.gethostname()}:{os.getpid()}"
+        self._outbox_id = outbox_id
         self._patience = limits.heartbeat_timeout
         self._statement_timeout = limits.statement_timeout
         self._looking = _Door()
@@ -58,7 +69,9 @@ class PostgresTable:
             await door.open(self._open, purpose)
             backends.append(await door.call(OutboxTable.backend))
         await self._marking.call(OutboxTable.prefer_indexes)
-        return await self._marking.call(OutboxTable.take_over, view, backends, member=self._member, after=after)
+        return await self._marking.call(
+            OutboxTable.take_over, view, backends, member=self._member, after=after, outbox_id=self._outbox_id
+        )
 
     async def fence(self, view: UUID) -> Fence:
         async with self._within(self._statement_timeout):

@@ -98,7 +98,9 @@ async def harvest(
     names = KafkaNames.of(config, identity.outbox_id)
     partitions = await asyncio.to_thread(leader_partitions, config, names)
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
-    table = PostgresTable(config.data_source, config.name, config.limits, archives=config.archives)
+    table = PostgresTable(
+        config.data_source, config.name, config.limits, archives=config.archives, outbox_id=identity.outbox_id
+    )
 
     book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
 

@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 3.
+-- The tables of an outbox, whole, at schema version 5.
 -- {outbox}, {leader}, {commits}, …: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
@@ -50,7 +50,9 @@ CREATE TABLE {leader} (
     watermark         PG_SNAPSHOT,
     covered_batch     BIGINT NOT NULL DEFAULT 0,
     topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
-    uncovered         JSONB NOT NULL DEFAULT jsonb_build_object()
+    uncovered         JSONB NOT NULL DEFAULT jsonb_build_object(),
+    database_oid      OID,
+    begun_view        UUID
 );
 
 -- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
@@ -101,4 +103,4 @@ CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS
 CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 4);
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 5);

@@ -101,8 +101,8 @@ def _never(lanes: ParkedLanes, lane: Any) -> bool:
     return False
 
 
-def _untold(batch: Batch, number: int, *, view: UUID, incarnation: int) -> Any:
-    return _entry(replace(batch, unparked=[]), number, view=view, incarnation=incarnation)
+def _untold(batch: Batch, number: int, *, view: UUID, fence: Fence) -> Any:
+    return _entry(replace(batch, unparked=[]), number, view=view, fence=fence)
 
 
 def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:

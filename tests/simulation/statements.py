@@ -151,6 +151,7 @@ class Server:
             newest_transaction_id=max((row.transaction_id for row in state.rows.values()), default=0),
             halted=row.halted,
             flushed=row.flushed,
+            begun_view=row.begun_view,
         )
 
     def begin(
@@ -164,7 +165,8 @@ class Server:
         self.require(view)
         row = self.database.state.fence
         row = replace(row, transactional_id=transactional_id or row.transactional_id, flushed=flushed or row.flushed)
-        self.set_fence(replace(row, delivery=delivery, witness=witness, beats=row.beats + 1))
+        row = replace(row, delivery=delivery, witness=witness, beats=row.beats + 1, begun_view=row.view)
+        self.set_fence(row)
 
     def heartbeat(self, view: UUID | None, witness: Witness | None, flushed: Flushed | None) -> Pulse:
         self.require(view)
