@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
 
+from simulation.copied import Copied
 from simulation.histories import History, Outcome, simulated
 from simulation.kafka import Broker
 from simulation.log import SimulatedTransactionalLog
 from simulation.network import Link
-from simulation.other_histories import Adopted, OtherHistory
+from simulation.other_histories import Adopted, AdoptedMidway, OtherHistory
 from simulation.poisoned import Poisoned
 from simulation.world import SOUND, Design, Member
 
@@ -48,6 +49,8 @@ KINDS = {
     "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "adopted": Kind(history=Adopted, one_of=8),
+    "adopted_midway": Kind(history=AdoptedMidway, one_of=8),
+    "copied": Kind(history=Copied, one_of=4),
     "poisoned": Kind(history=Poisoned, one_of=4),
     "poisoned_atomic": Kind(Design(atomic=True), Poisoned, one_of=8),
     "poisoned_at_least_once": Kind(Design(delivery="at_least_once"), Poisoned, one_of=8),

@@ -13,6 +13,13 @@ from unittest.mock import patch
 from uuid import UUID
 
 from simulation.log import SimulatedTransactionalLog
+from simulation.planted_histories import (
+    adopts_all_incarnations,
+    completes_behind_the_head,
+    ignores_database_oids,
+    ignores_views,
+    looks_only_later,
+)
 from simulation.planted_ports import (
     FencesLate,
     FencesNobody,
@@ -35,7 +42,7 @@ from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
-from airflow_outbox.harvest.protocol import windows
+from airflow_outbox.harvest.protocol import adoption, recovery, windows
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
@@ -303,4 +310,25 @@ BUGS: Collection[Bug] = (
     _recovery("other histories are not looked for", _believes_all, OTHER),
     _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
     _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
+    _recovery("what a cut has left of a batch is purged", completes_behind_the_head, "adopted"),
+    _recovery("it is not compared which view has published", ignores_views, "copied"),
+    Bug(
+        "databases' oids are not compared",
+        "copied",
+        SOUND,
+        recovery,
+        "differences_of_databases",
+        ignores_database_oids,
+    ),
+    Bug(
+        "producers are fenced before Postgres is looked at", "copied", SOUND, modes, "require_history", looks_only_later
+    ),
+    Bug(
+        "an adoption purges what an earlier incarnation has published",
+        "adopted_midway",
+        SOUND,
+        adoption,
+        "unpurged",
+        adopts_all_incarnations,
+    ),
 )

@@ -156,6 +156,11 @@ def test_after_an_adoption_older_entries_purge_nothing() -> None:
     assert recover(adopted, read(*entry(4).records(), head(4).record())).unpurged == ()
 
 
+def test_an_entry_that_a_cut_has_left_behind_its_head_purges_nothing() -> None:
+    found = recover(FENCE, read(*entry(3).records(), head(3).record(), *entry(4, incarnation=0).records()))
+    assert [each.batch for each in found.unpurged] == [3]
+
+
 WHOLE = (*entry(3).records(), head(3).record())
 
 

@@ -80,7 +80,8 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
         return Recovery(replace(witness, topic_id=ledger.topic_id), (), ())
     return Recovery(
         witness=Witness(ledger.topic_id, head.batch, ledger.head_offset, max(witness.highest_id, head.highest_id)),
-        unpurged=tuple(entry for entry in ledger.entries if entry.batch > witness.batch),
+        # One after the head is what a cut left of a batch: nothing has compared it.
+        unpurged=tuple(entry for entry in ledger.entries if witness.batch < entry.batch <= head.batch),
         kept=head.kept,
     )
 
