@@ -3,10 +3,11 @@
 Recovering comes first, in this order, and each step relies on the ones before it:
 
 1. the fence row names this view (the caller has taken over): no older view's statement can change anything any more;
-2. the log fences every older producer: no older view's transaction can be committed any more, and none is open;
-3. the ledger is read up to its end, so it is complete for all views before this one;
-4. fence row and ledger are held against each other (`protocol.recovery`): they tell of one history, or nothing happens;
-5. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it.
+2. what a glimpse of the ledger tells is held against the fence row: a copy of the database disturbs no original;
+3. the log fences every older producer: no older view's transaction can be committed any more, and none is open;
+4. the ledger is read up to its end, so it is complete for all views before this one;
+5. fence row and ledger are held against each other (`protocol.recovery`): they tell of one history, or nothing happens;
+6. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it.
 
 Then activities overlap: while batch n is being committed, n+1 is read and n-1 is purged.
 
@@ -40,7 +41,7 @@ from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
-from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_pulse
+from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix, transactions
 from airflow_outbox.harvest.protocol.windows import Windows
@@ -119,6 +120,8 @@ class ExactlyOnceTerm(Term):
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
+        glimpse = await self._log.glimpse(self._fence.witness.offset)
+        require_no_rival(await self._table.fence(self.view), glimpse)
         await self._log.fence(self._log.transactional_id)
         if self._fence.transactional_id not in (None, self._log.transactional_id):  # it was configured anew
             await self._log.fence(self._fence.transactional_id)

@@ -54,6 +54,14 @@ class LedgerReader:
         records = [] if start == end else self._records(start, end)
         return Ledger.read(topic_id=topic_id, end=end, records=records)
 
+    def glimpse(self, start: int) -> Ledger:
+        """Committed records from an offset to the first open transaction; none if that is before it.
+
+        Raises HistoryError for what no release has written, KafkaError also when there is no ledger.
+        """
+        topic_id, end = self._present(stable=True)
+        return Ledger.read(topic_id=topic_id, end=end, records=self._records(start, end) if start < end else [])
+
     def read_all(self, unread: list[Unread], *, stable: bool = False) -> Ledger:
         """All committed records that there are; `unread` takes what no release has written. If `stable`, no open
         transaction is waited for, and what comes after it is left out. Raises KafkaError.

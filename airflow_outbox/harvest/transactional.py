@@ -164,8 +164,11 @@ class KafkaTransactionalLog:
         else:
             await self._worker.call(fence_producer, self._config, transactional_id)
 
+    async def glimpse(self, start: int) -> Ledger:
+        return await asyncio.to_thread(self._reader().glimpse, start)
+
     async def ledger(self, start: int) -> Ledger:
-        return await asyncio.to_thread(self._read_ledger, start)
+        return await asyncio.to_thread(self._reader().read, start)
 
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if not again and self._book.passes(rows):
@@ -182,8 +185,8 @@ class KafkaTransactionalLog:
         self._worker.run(self._give_up)
         self._worker.end()
 
-    def _read_ledger(self, start: int) -> Ledger:
-        return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster).read(start)
+    def _reader(self) -> LedgerReader:
+        return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster)
 
     def _provoke(self, topic: str) -> None:
         with contextlib.suppress(*CLIENT_ERRORS):

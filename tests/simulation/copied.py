@@ -7,11 +7,15 @@ as a template, whose oid tells. Its members have a group of their own.
 from __future__ import annotations
 
 import asyncio
+import json
 
 from simulation.applications import Applications
 from simulation.checker import complaints, purged_unpublished, seen
 from simulation.histories import History, history_errors
+from simulation.kafka import LEDGER
 from simulation.world import Member, World
+
+from airflow_outbox.harvest.protocol.ledger import HEAD
 
 _TRANSACTIONS = 15
 _SILENCE = 2.5  # in which the fence row is written twice
@@ -54,6 +58,9 @@ class Copied(History):
         copied = Applications(self.copy, transactions=_TRANSACTIONS, values="copied")
         working += [asyncio.create_task(writing) for writing in (go_on(), copied.run())]
         working.append(asyncio.create_task(copied.flush_now_and_then()))
+        if not is_idle and random.random() < 0.5:
+            await asyncio.sleep(2 * _SILENCE)  # the ledger tells by then that the fence row was written again
+        is_told = self.as_template or self._is_behind()
         members = [Member(self.copy, self.design)]
         if is_calm:
             await asyncio.sleep(_LIFE)
@@ -68,7 +75,7 @@ class Copied(History):
                 member.kill()
         for task in working:
             task.cancel()
-        if disturbed and self.as_template:
+        if disturbed and is_told:
             found.append(f"production was disturbed: {disturbed} views since the copy is harvested")
         return found
 
@@ -83,6 +90,11 @@ class Copied(History):
         self.copy = self.world.beside(self.world.database.copied(as_template=self.as_template))
         self._shared = {row.record.value for row in self.copy.database.state.rows.values()}
         self._shared |= {row.record.value for rows in self.copy.database.state.open.values() for row in rows}
+
+    def _is_behind(self) -> bool:
+        """Whether the ledger knows of more than the copy."""
+        heads = [record for record in self.world.broker.partition(LEDGER).committed() if record.key == HEAD]
+        return bool(heads) and json.loads(heads[-1].value)["beats"] > self.copy.database.state.fence.beats
 
     def _views(self) -> int:
         return sum(event.name == "view" for member in self.members for event in member.events)

@@ -27,6 +27,10 @@ def looks_only_later(fence: Fence) -> None:
     """Leaves what Postgres alone can tell until the producers are fenced."""
 
 
+def pass_by(fence: Fence, ledger: Ledger) -> None:
+    """Leaves what the ledger tells until the producers are fenced."""
+
+
 def completes_behind_the_head(fence: Fence, ledger: Ledger) -> Any:
     found = _recover(fence, ledger)
     return replace(found, unpurged=tuple(entry for entry in ledger.entries if entry.batch > fence.witness.batch))

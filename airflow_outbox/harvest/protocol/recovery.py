@@ -5,8 +5,9 @@ has not witnessed the purge) and goes on with the next batch. Or they do not; th
 until an operator has looked, because an id, and even a transaction id, may name another record than it did then:
 HistoryError, which says what differs.
 
-What Postgres alone can tell is looked at twice: before any producer is fenced (`require_history`), so that a copy of
-the database that is known for one never disturbs the original, and again with the ledger.
+What Postgres alone can tell is looked at twice: before any producer is fenced (`require_history`), and again with the
+ledger. So is what a glimpse of the ledger tells (`require_no_rival`): a copy of the database that is known for one
+never disturbs the original.
 
 What is compared:
 
@@ -71,6 +72,17 @@ def require_history(fence: Fence) -> None:
         raise HistoryError(difference)
 
 
+def require_no_rival(fence: Fence, ledger: Ledger) -> None:
+    """Raise HistoryError for what a glimpse of the ledger tells before any producer is fenced: that another database
+    has written it, or this one in a later state. It may end in the midst of what is committed, and is no more than what
+    was there before the fence row was read.
+    """
+    head, witness = ledger.head, fence.witness
+    if head is not None and witness.topic_id in (None, ledger.topic_id):
+        for difference in _differences_ahead(fence, head):
+            raise HistoryError(difference)
+
+
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
     """What to complete, and where to go on. Raises HistoryError."""
     for difference in differences(fence, ledger):
@@ -93,7 +105,7 @@ def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
         return
     witness, head = fence.witness, ledger.head
     if head is not None and head.outbox_id != fence.outbox_id:
-        yield f"the ledger is that of outbox {head.outbox_id}"
+        yield from _differences_ahead(fence, head)
     elif witness.topic_id is None:
         if head is not None:
             yield "the ledger was written before this database ever had one"
@@ -137,22 +149,31 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
         )
 
 
+def _differences_ahead(fence: Fence, head: Head) -> Iterator[str]:
+    """What a head knows that the database it was written for knows, too, at the latest by then."""
+    witness = fence.witness
+    if head.outbox_id != fence.outbox_id:
+        yield f"the ledger is that of outbox {head.outbox_id}"
+    elif head.incarnation > fence.incarnation:
+        yield f"the ledger is of incarnation {head.incarnation}, the database of {fence.incarnation}: it was restored"
+    elif head.incarnation == fence.incarnation and head.witnessed > witness.batch:
+        yield (
+            f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
+            "it was restored to an earlier time"
+        )
+    elif head.incarnation == fence.incarnation and head.beats > fence.beats:
+        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
+
+
 def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
     witness = fence.witness
-    if head.incarnation > fence.incarnation:
-        yield f"the ledger is of incarnation {head.incarnation}, the database of {fence.incarnation}: it was restored"
+    if ahead := list(_differences_ahead(fence, head)):
+        yield from ahead
     elif head.batch < witness.batch:
         yield f"the ledger ends with batch {head.batch}, and {witness.batch} was in it"
     elif head.incarnation < fence.incarnation:
         if head.batch > witness.batch:
             yield f"batch {head.batch} was published after the ledger had been adopted at batch {witness.batch}"
-    elif head.witnessed > witness.batch:
-        yield (
-            f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
-            "it was restored to an earlier time"
-        )
-    elif head.beats > fence.beats:
-        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
     elif fence.last_drawn < head.highest_id:
         yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
     else:
