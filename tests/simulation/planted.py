@@ -16,9 +16,11 @@ from simulation.log import SimulatedTransactionalLog
 from simulation.planted_histories import (
     adopts_all_incarnations,
     completes_behind_the_head,
+    ignores_beats,
     ignores_database_oids,
     ignores_views,
     looks_only_later,
+    pass_by,
 )
 from simulation.planted_ports import (
     FencesLate,
@@ -154,10 +156,6 @@ class CommitsWhenStopped(ExactlyOnceTerm):
 
 def _forgets_ledger(fence: Fence, ledger: Ledger) -> Any:
     return replace(_recover(fence, ledger), unpurged=())
-
-
-def _ignores_beats(fence: Fence, ledger: Ledger) -> Any:
-    return _recover(replace(fence, beats=2**63), ledger)
 
 
 def _ignores_incarnations(fence: Fence, ledger: Ledger) -> Any:
@@ -308,7 +306,7 @@ BUGS: Collection[Bug] = (
     _tracking("what earlier views have left is purged and not counted", Entry, "topics", no_topics),
     _table("purges are by id only", PurgesUnseen, OTHER),
     _recovery("other histories are not looked for", _believes_all, OTHER),
-    _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
+    Bug("leaders' beats are not compared", OTHER, SOUND, recovery, "_differences_ahead", ignores_beats),
     _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
     _recovery("what a cut has left of a batch is purged", completes_behind_the_head, "adopted"),
     _recovery("it is not compared which view has published", ignores_views, "copied"),
@@ -319,6 +317,14 @@ BUGS: Collection[Bug] = (
         recovery,
         "differences_of_databases",
         ignores_database_oids,
+    ),
+    Bug(
+        "producers are fenced before the ledger is looked at",
+        "copied",
+        SOUND,
+        exactly_once,
+        "require_no_rival",
+        pass_by,
     ),
     Bug(
         "producers are fenced before Postgres is looked at", "copied", SOUND, modes, "require_history", looks_only_later
