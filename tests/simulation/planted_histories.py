@@ -8,15 +8,10 @@ from typing import Any
 
 from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.protocol import recovery
-from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
+from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
 
 _recover = recovery.recover
-_differences_ahead = recovery._differences_ahead
 _differences_of_databases = recovery.differences_of_databases
-
-
-def ignores_beats(fence: Fence, head: Head) -> Iterator[str]:
-    return _differences_ahead(replace(fence, beats=2**63), head)
 
 
 def ignores_views(fence: Fence, ledger: Ledger) -> Any:

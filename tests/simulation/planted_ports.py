@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from simulation.log import SimulatedTransactionalLog
 from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
+from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.pages import OutboxRow
 from airflow_outbox.records import Snapshot
@@ -50,6 +52,13 @@ class NeverHalts(SimulatedTable):
 
     async def halt(self, view: UUID, reason: str) -> None:
         return None
+
+
+class TellsNoBeats(SimulatedTable):
+    """A fence row in which neither beats nor the last view that began can be compared."""
+
+    async def fence(self, view: UUID) -> Fence:
+        return replace(await SimulatedTable.fence(self, view), beats=2**62, begun_view=None)
 
 
 class NeverFlushes(SimulatedTable):
