@@ -2,9 +2,11 @@
 
 The harvester refuses to guess (`harvest.protocol.recovery`). To adopt is to accept the differences as they are:
 
-1. the fence row gets a view of its own, and every older producer is fenced, so that nothing moves meanwhile;
-2. the differences are read, shown, and accepted by the operator;
-3. the incarnation is raised, today's history and the ledger's present end are recorded,
+1. the fence row gets a view of its own, and what Postgres alone can tell is shown and accepted by the operator: in a
+   copy that is adopted by mistake, nothing has touched the original's producers by then;
+2. every older producer is fenced, so that nothing moves meanwhile;
+3. all differences are read and, where there are more of them, shown and accepted;
+4. the incarnation is raised, today's history and the ledger's present end are recorded,
    records with transaction ids of another database get this one's, and the sequence of the ids goes above all that was
    ever published.
 
@@ -20,7 +22,7 @@ can be read, and counts as new from its present end on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,12 +32,12 @@ import psycopg
 
 from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
 from airflow_outbox.harvest.parked_records import parked_table, reasons
-from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread, expanded
-from airflow_outbox.harvest.protocol.recovery import differences
+from airflow_outbox.harvest.protocol.adoption import Adopting, adopting, require_own_ledger
+from airflow_outbox.harvest.protocol.ledger import Entry, Unread, expanded
+from airflow_outbox.harvest.protocol.recovery import differences_of_databases
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import fence_producers
 from airflow_outbox.sql import statements
@@ -84,29 +86,29 @@ def _adopt(
     view = uuid4()
     found = table.take_over(view, [table.backend()], member="airflow-outbox adopt")
     names = KafkaNames.of(config, found.outbox_id)
+    reader = LedgerReader(config, names, SHARD)
+    # Before any producer is fenced: this may be a copy, or the configuration may name another outbox's ledger.
+    shown = list(differences_of_databases(found))
+    if shown and not accept(shown):
+        return None
+    require_own_ledger(found, reader.read_all([], stable=True))
     fence_producers(config, names, found.transactional_ids, shard=SHARD)
     unread: list[Unread] = []
-    ledger = LedgerReader(config, names, SHARD).read_all(unread)
+    ledger = reader.read_all(unread)
     fence = table.fence(view)
-    since = fence.witness.offset if fence.witness.topic_id == ledger.topic_id else 0  # no leader reads what is before
-    foreign = {offset: text for offset, text in unread if offset >= since}
-    accepted = list(dict.fromkeys([*foreign.values(), *differences(fence, ledger)]))
-    if not accepted or not accept(accepted):
+    plan = adopting(fence, ledger, unread)
+    if not plan.differences or (set(plan.differences) - set(shown) and not accept(plan.differences)):
         return None
+    if reader.read_all([], stable=True).head != ledger.head:  # no harvester of this database can have done that
+        raise ConfigurationError(
+            "another database is harvested with the same ledger: it has published meanwhile. If this database is a "
+            "copy, run `airflow-outbox adopt --as-new-outbox`; otherwise stop the other's harvesters first"
+        )
     if nothing_lost:
-        last = ledger.head.incarnation if ledger.head else fence.incarnation
-        for entry in ledger.entries:  # those of an earlier incarnation were left behind
-            if entry.batch > fence.witness.batch and entry.incarnation == last:
-                _complete(table, view, entry)
-    incarnation = _record(
-        table,
-        view,
-        last_incarnation=max((known.incarnation for known in (ledger.head, *ledger.entries) if known), default=0),
-        witness=_witness(fence, ledger, foreign),
-        differences=accepted,
-        reason=reason,
-    )
-    return Adoption(accepted, incarnation)
+        for entry in plan.unpurged:
+            _complete(table, view, entry)
+    incarnation = _record(table, view, plan, reason=reason)
+    return Adoption(plan.differences, incarnation)
 
 
 def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
@@ -120,27 +122,7 @@ def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
         table.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
 
 
-def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
-    """Where the ledger is, and where leaders will read it from: its head, or its end, with batches that begin anew,
-    when there is none, or what they would not read, at these offsets, comes after it.
-    """
-    head = ledger.head
-    published = [last for entry in ledger.entries for _, last in entry.runs]
-    highest_id = max([fence.witness.highest_id, *published, *([head.highest_id] if head else [])])
-    if head is None or any(offset >= ledger.head_offset for offset in foreign):
-        return Witness(ledger.topic_id, 0, ledger.end, highest_id)
-    return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)
-
-
-def _record(
-    table: OutboxTable,
-    view: UUID,
-    *,
-    last_incarnation: int,
-    witness: Witness,
-    differences: Sequence[str],
-    reason: str,
-) -> int:
+def _record(table: OutboxTable, view: UUID, plan: Adopting, *, reason: str) -> int:
     """Make the present history the outbox's own; the new incarnation, above the last one that the ledger knows: the
     database may have been restored to before an earlier adoption.
     """
@@ -151,9 +133,9 @@ def _record(
         return connection.execute(query, {"shard": SHARD, "outbox": name.text(), **values})
 
     incarnation, highest_id = execute(
-        "adopt", view=view, last_incarnation=last_incarnation, **asdict(witness)
+        "adopt", view=view, last_incarnation=plan.last_incarnation, **asdict(plan.witness)
     ).fetchone()
     execute("adopt_transactions")
     execute("adopt_sequence", highest_id=highest_id)
-    execute("note_adoption", incarnation=incarnation, differences="; ".join(differences), reason=reason)
+    execute("note_adoption", incarnation=incarnation, differences="; ".join(plan.differences), reason=reason)
     return int(incarnation)

@@ -21,11 +21,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Which history a database is of: its system identifier, its timeline, and the outbox's table oid."""
+    """Which history a database is of: its system identifier, its timeline, the outbox's table oid, and the database's
+    own (None: an earlier release recorded this history).
+    """
 
     system_identifier: int
     timeline: int
     table_oid: int
+    database_oid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class Fence:
     `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have said here
     that they are alive, `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id`
     the highest one in the outbox that is not below it (0: there is none). `halted` is why harvesting was stopped until
-    `adopt` (None: it was not).
+    `adopt` (None: it was not). `begun_view` is the last view that began to harvest: it alone can have published what
+    the witness does not know of (None: an earlier release harvested last, or nobody).
     """
 
     request: Request
@@ -91,6 +95,8 @@ class Fence:
     newest_transaction_id: int
     halted: str | None = None
     flushed: Flushed = Flushed()
+    begun_view: UUID | None = None
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,15 +103,22 @@ class OutboxTable:
         return cast("dict[str, Any]", row[0] if row else {})
 
     def take_over(
-        self, view: UUID, backends: Sequence[Mapping[str, Any]], *, member: str, after: Collection[UUID] = ()
+        self,
+        view: UUID,
+        backends: Sequence[Mapping[str, Any]],
+        *,
+        member: str,
+        after: Collection[UUID] = (),
+        outbox_id: UUID | None = None,
     ) -> Fence:
         """Write a new view into the fence row; where an old view's statement holds the row, end its backends.
 
-        `member` is what operators know this member by. `after`, unless it is empty, are the only views to be followed.
-        Raises FencedError where the fence names none of them, TakeOverError when the row stays locked all the same, by
-        a session that is no leader's.
+        `member` is what operators know this member by. `after`, unless it is empty, are the only views to be followed,
+        `outbox_id`, unless it is None, the only outbox to be led. Raises FencedError where the fence names none of
+        those views, TakeOverError when the row stays locked all the same, by a session that is no leader's.
         """
         values = {"view": view, "backends": json.dumps(list(backends)), "member": member, "after": list(after)}
+        values["outbox_id"] = outbox_id
         try:
             self._take_over(values)
         except PostgresError as error:
@@ -135,6 +142,11 @@ class OutboxTable:
             self.connection.execute(self._render("wait_briefly"))
             row = self._row("take_over", outbox=self.name.text(), **values)
         if row is None:
+            if values["outbox_id"] not in (None, self.identity().outbox_id):
+                raise OutboxMissingError(
+                    f"{self.name} is no longer outbox {values['outbox_id']}, which this harvester was started for. "
+                    "Stop it, and start it again"
+                )
             if values["after"]:
                 raise self._fenced()
             raise OutboxMissingError(
@@ -154,15 +166,17 @@ class OutboxTable:
             incarnation=incarnation,
             delivery=delivery,
             transactional_ids=tuple(transactional_ids),
-            recorded=History(*numbers[:3]),
-            present=History(*numbers[3:6]),
-            witness=Witness(*numbers[6:10]),
-            last_drawn=self._drawn(numbers[10]),
-            beats=numbers[11],
-            next_transaction_id=numbers[12],
-            newest_transaction_id=numbers[13],
-            halted=numbers[14],
-            flushed=Flushed(None if numbers[15] is None else Snapshot.parse(numbers[15]), *numbers[16:19]),
+            recorded=History(*numbers[:4]),
+            present=History(*numbers[4:8]),
+            witness=Witness(*numbers[8:12]),
+            last_drawn=self._drawn(numbers[12]),
+            beats=numbers[13],
+            next_transaction_id=numbers[14],
+            newest_transaction_id=numbers[15],
+            halted=numbers[16],
+            flushed=Flushed(None if numbers[17] is None else Snapshot.parse(numbers[17]), *numbers[18:21]),
+            begun_view=numbers[21],
+            shard=SHARD,
         )
 
     def begin(

@@ -1,4 +1,4 @@
-"""`airflow-outbox adopt`: go on after a restore, a fail-over, or a ledger that was lost."""
+"""`airflow-outbox adopt`: go on after a restore, a fail-over, or a ledger that was lost; or as an outbox of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from airflow_outbox.adopt import adopt
 from airflow_outbox.cli.common import clear_errors, config_file
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.new_outbox import Copied, make_new_outbox
 
 
 @click.command("adopt")
@@ -21,21 +22,63 @@ from airflow_outbox.harvest.config import HarvestConfig
     help="The database holds all that it ever acknowledged, as after a planned switch-over: purge what the ledger says "
     "is published. Without it, such records are published once more.",
 )
+@click.option(
+    "--as-new-outbox",
+    is_flag=True,
+    help="This database is a copy, and the original is still harvested: give the copy an outbox id of its own, and so "
+    "a ledger, a group and transactional ids of its own. Stop the copy's harvesters first.",
+)
 @click.option("--yes", is_flag=True, help="Accept without being asked.")
-def adopt_command(path: Path, reason: str, nothing_lost: bool, yes: bool) -> None:
+def adopt_command(path: Path, reason: str, nothing_lost: bool, as_new_outbox: bool, yes: bool) -> None:
     """Accept that database and ledger are not of one history, and let harvesting go on.
 
     To be run by the owner of the tables, who may write the sequence.
     """
+    if as_new_outbox and nothing_lost:
+        raise click.UsageError("--nothing-lost is about the outbox's own ledger, which a new outbox does not have")
+    with clear_errors():
+        config = HarvestConfig.from_yaml(path)
+        if as_new_outbox:
+            _become_new(config, path, reason=reason, yes=yes)
+        else:
+            _adopt(config, reason=reason, nothing_lost=nothing_lost, yes=yes)
 
+
+def _adopt(config: HarvestConfig, *, reason: str, nothing_lost: bool, yes: bool) -> None:
     def accept(differences: Sequence[str]) -> bool:
         for difference in differences:
             click.echo(f"- {difference}")
+        click.echo(
+            "If this database is a copy and the original is still harvested, don't accept: run "
+            "`airflow-outbox adopt --as-new-outbox`."
+        )
         return yes or click.confirm("Accept this, and count every record that is in the outbox now as unpublished?")
 
-    with clear_errors():
-        adoption = adopt(HarvestConfig.from_yaml(path), reason=reason, nothing_lost=nothing_lost, accept=accept)
+    adoption = adopt(config, reason=reason, nothing_lost=nothing_lost, accept=accept)
     if adoption is None:
         click.echo("nothing was adopted")
     else:
         click.echo(f"adopted as incarnation {adoption.incarnation}; harvesting goes on within seconds")
+
+
+def _become_new(config: HarvestConfig, path: Path, *, reason: str, yes: bool) -> None:
+    def accept(found: Copied) -> bool:
+        click.echo(f"- the outbox gets another id than {found.outbox_id}; tickets of that outbox are not its own")
+        click.echo(f"- {found.waiting} records wait in it and {found.parked} are parked: all count as unpublished")
+        click.echo(
+            f"- they will be published to {found.brokers}, where the original may publish them, too. Delete those that "
+            "are not to come twice before you start a harvester"
+        )
+        for name in found.named:
+            click.echo(f"- the configuration says {name}: the original must have another one")
+        return yes or click.confirm("Make this database an outbox of its own?")
+
+    done = make_new_outbox(config, reason=reason, accept=accept)
+    if done is None:
+        click.echo("nothing was changed")
+        return
+    outbox_id, names = done
+    click.echo(
+        f"this is outbox {outbox_id} now. Run `airflow-outbox init -f {path}`, which makes the topics "
+        f"{names.leader_topic} and {names.ledger_topic}, and then start its harvesters"
+    )

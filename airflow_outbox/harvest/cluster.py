@@ -128,12 +128,14 @@ class Cluster:
             return None
         return [str(member.id) for member in found[0].members]
 
-    def end_offset(self, topic: str, partition: int) -> int:
-        """Where a partition ends now, with what is not committed there. Raises KafkaError."""
+    def end_offset(self, topic: str, partition: int, *, stable: bool = False) -> int:
+        """Where a partition ends now, with what is not committed there; or, if `stable`, where the first transaction
+        begins that is open there. Raises KafkaError.
+        """
         where = TopicPartition(topic, partition)
         answers = self._client.list_offsets(
             {where: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            isolation_level=IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=_TIMEOUT,
         )
         answer = self._answers(answers)[where]

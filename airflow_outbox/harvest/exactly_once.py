@@ -3,12 +3,13 @@
 Recovering comes first, in this order, and each step relies on the ones before it:
 
 1. the fence row names this view (the caller has taken over): no older view's statement can change anything any more;
-2. the log fences every older producer, by all transactional ids that were used since they were last fenced: no older
+2. what a glimpse of the ledger tells is held against the fence row: a copy of the database disturbs no original;
+3. the log fences every older producer, by all transactional ids that were used since they were last fenced: no older
    view's transaction can be committed any more, and none is open;
-3. the ledger is read up to its end, so it is complete for all views before this one;
-4. fence row and ledger are held against each other (`protocol.recovery`): they tell of one history, or nothing happens;
-5. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it;
-6. the transactional ids that this term will use are recorded in the fence row.
+4. the ledger is read up to its end, so it is complete for all views before this one;
+5. fence row and ledger are held against each other (`protocol.recovery`): they tell of one history, or nothing happens;
+6. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it;
+7. the transactional ids that this term will use are recorded in the fence row.
 
 Then activities overlap: while batch n is being committed, n+2 is read, n+1 is sent and n-1 is purged.
 
@@ -45,7 +46,7 @@ from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
-from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_pulse
+from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
@@ -135,6 +136,8 @@ class ExactlyOnceTerm(Term):
 
     async def recover(self) -> None:
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
+        glimpse = await self._log.glimpse(self._fence.witness.offset)
+        require_no_rival(await self._table.fence(self.view), glimpse)
         await self._log.fence(self._fence.transactional_ids)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
@@ -371,7 +374,7 @@ class ExactlyOnceTerm(Term):
         self._committed.set()
 
     async def _commit(self, batch: Batch) -> None:
-        entry = batch.entry(view=self.view, incarnation=self._fence.incarnation)
+        entry = batch.entry(view=self.view, fence=self._fence)
         highest_id = batch.highest_id
         offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)

@@ -54,17 +54,27 @@ class LedgerReader:
         records = [] if start == end else self._records(start, end)
         return Ledger.read(topic_id=topic_id, end=end, records=records)
 
-    def read_all(self, unread: list[Unread]) -> Ledger:
-        """All committed records that there are; `unread` takes what no release has written. Raises KafkaError."""
-        topic_id, end = self._present()
+    def glimpse(self, start: int) -> Ledger:
+        """Committed records from an offset to the first open transaction; none if that is before it.
+
+        Raises HistoryError for what no release has written, KafkaError also when there is no ledger.
+        """
+        topic_id, end = self._present(stable=True)
+        return Ledger.read(topic_id=topic_id, end=end, records=self._records(start, end) if start < end else [])
+
+    def read_all(self, unread: list[Unread], *, stable: bool = False) -> Ledger:
+        """All committed records that there are; `unread` takes what no release has written. If `stable`, no open
+        transaction is waited for, and what comes after it is left out. Raises KafkaError.
+        """
+        topic_id, end = self._present(stable=stable)
         return Ledger.read(
             topic_id=topic_id, end=end, records=self._records(OFFSET_BEGINNING, end) if end else [], unread=unread
         )
 
-    def _present(self) -> tuple[str, int]:
+    def _present(self, *, stable: bool = False) -> tuple[str, int]:
         """The topic's id, and where it ends now."""
         cluster = self._cluster or Cluster(self._config.kafka)
-        return self._topic_id(cluster), cluster.end_offset(self._topic, self._partition)
+        return self._topic_id(cluster), cluster.end_offset(self._topic, self._partition, stable=stable)
 
     def _topic_id(self, cluster: Cluster) -> str:
         topic = cluster.topics([self._topic])[self._topic]

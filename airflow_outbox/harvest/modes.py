@@ -6,6 +6,9 @@ one may have left under way, so that the promises of neither are broken:
 - to exactly once: records that carry a mark may be published already; they are published and purged at least once
   before the first window is read. Records without a mark never were sent, or have been reset;
 - to at least once: batches that the ledger says are committed are purged before the first record is marked.
+
+Before a producer is made that would fence others, or anything is sent, the fence row is looked at: a copy of a database
+that Postgres alone knows for one never disturbs the original's harvesters.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Events, Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
 from airflow_outbox.harvest.protocol.parking import Caution
+from airflow_outbox.harvest.protocol.recovery import require_history
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
@@ -54,7 +58,12 @@ class Modes:
         self._caution = Caution()
 
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
-        """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use."""
+        """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use.
+
+        Raises HistoryError.
+        """
+        if "exactly_once" in (self.delivery, fence.delivery):
+            require_history(fence)
         if self.delivery == "exactly_once":
             async with self._opened(self._new_transactional_log) as transactional_log:
                 if fence.delivery != "exactly_once" and await self._table.holds_marks():

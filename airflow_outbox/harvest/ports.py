@@ -257,6 +257,13 @@ class TransactionalLog(Protocol):
         To be called before anything else.
         """
 
+    async def glimpse(self, start: int) -> Ledger:
+        """What is readable in the ledger by now, from an offset on; nothing, if it does not reach so far.
+
+        Disturbs no producer, and waits for none. Raises HistoryError for what no release has written, KafkaError also
+        when there is no ledger.
+        """
+
     async def ledger(self, start: int) -> Ledger:
         """What the ledger says from an offset on, as far as it goes now; committed entries only.
 

@@ -46,9 +46,11 @@ class PostgresTable:
         *,
         archives: bool = False,
         waits_for_standbys: bool = True,
+        outbox_id: UUID | None = None,
     ) -> None:
         """`archives` tells whether records that are purged go into the archive, `waits_for_standbys` whether something
-        is durable only when the synchronous standbys have it.
+        is durable only when the synchronous standbys have it; `outbox_id` is the only outbox to take over, whatever
+        stands in the table later (None: any).
         """
 
         def opened(purpose: str) -> OutboxTable:
@@ -57,6 +59,7 @@ class PostgresTable:
 
         self._open = opened
         self._member = f"{socket.gethostname()}:{os.getpid()}"
+        self._outbox_id = outbox_id
         self._patience = limits.heartbeat_timeout
         self._statement_timeout = limits.statement_timeout
         self._take_over_timeout = max(limits.take_over_timeout, limits.statement_timeout)
@@ -79,7 +82,9 @@ class PostgresTable:
             await door.open(self._open, purpose)
             backends.append(await door.call(OutboxTable.backend))
         await self._marking.call(OutboxTable.prefer_indexes)
-        return await self._marking.call(OutboxTable.take_over, view, backends, member=self._member, after=after)
+        return await self._marking.call(
+            OutboxTable.take_over, view, backends, member=self._member, after=after, outbox_id=self._outbox_id
+        )
 
     async def fence(self, view: UUID) -> Fence:
         async with self._within(self._statement_timeout):

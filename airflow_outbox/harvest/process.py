@@ -104,6 +104,7 @@ async def harvest(
         config.limits,
         archives=config.archives,
         waits_for_standbys=config.wait_for_standbys,
+        outbox_id=identity.outbox_id,
     )
 
     book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))

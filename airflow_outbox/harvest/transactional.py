@@ -75,8 +75,11 @@ class KafkaTransactionalLog:
             self._rotation.fence(), *(asyncio.to_thread(fence_producer, self._config, stray) for stray in strays)
         )
 
+    async def glimpse(self, start: int) -> Ledger:
+        return await asyncio.to_thread(self._reader().glimpse, start)
+
     async def ledger(self, start: int) -> Ledger:
-        return await asyncio.to_thread(self._read_ledger, start)
+        return await asyncio.to_thread(self._reader().read, start)
 
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if not again and self._book.passes(rows):
@@ -102,5 +105,5 @@ class KafkaTransactionalLog:
     async def _stable_offsets(self, places: Collection[Place]) -> Mapping[Place, int]:
         return await self._asker.call(self._book.cluster.stable_offsets, places)
 
-    def _read_ledger(self, start: int) -> Ledger:
-        return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster).read(start)
+    def _reader(self) -> LedgerReader:
+        return LedgerReader(self._config, self._names, self._shard, cluster=self._book.cluster)

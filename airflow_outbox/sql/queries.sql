@@ -46,18 +46,22 @@ SET LOCAL lock_timeout = '1s'
 
 -- take_over --
 -- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row. `after`, unless
--- it is empty, are the only views that may be followed. The history is recorded by the first leader of an incarnation.
+-- it is empty, are the only views that may be followed. `outbox_id`, unless it is null, is the outbox that the harvester was started for.
+-- The history is recorded by the first leader of an incarnation.
 UPDATE {leader} AS fence
 SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
     heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0,
     system_identifier = coalesce(fence.system_identifier, present.system_identifier),
     timeline = coalesce(fence.timeline, present.timeline),
-    table_oid = coalesce(fence.table_oid, present.table_oid)
+    table_oid = coalesce(fence.table_oid, present.table_oid),
+    database_oid = CASE WHEN fence.system_identifier IS NULL THEN present.database_oid ELSE fence.database_oid END
 FROM (
     SELECT (pg_control_system()).system_identifier, to_regclass(%(outbox)s)::oid AS table_oid,
+           (SELECT oid FROM pg_database WHERE datname = current_database()) AS database_oid,
            ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
 ) AS present
 WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR fence.view = ANY(%(after)s))
+      AND (%(outbox_id)s::uuid IS NULL OR fence.outbox_id = %(outbox_id)s)
 RETURNING true
 
 -- fence --
@@ -65,22 +69,24 @@ RETURNING true
 -- transaction ids have come. Ids that come from no sequence never fall back; without the right to read the sequence, its
 -- value is null.
 SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery, transactional_ids,
-       system_identifier, timeline, table_oid::bigint,
+       system_identifier, timeline, table_oid::bigint, database_oid::bigint,
        (pg_control_system()).system_identifier,
        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
-       to_regclass(%(outbox)s)::oid::bigint,
+       to_regclass(%(outbox)s)::oid::bigint, (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
        ledger_topic_id, witnessed_batch, ledger_offset, highest_id,
        CASE WHEN sequence IS NULL THEN 9223372036854775807
             WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END,
        beats, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-       {newest_transaction_id}, halted, watermark::text, covered_batch, topics, uncovered
+       {newest_transaction_id}, halted, watermark::text, covered_batch, topics, uncovered, begun_view
 FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
 WHERE shard = %(shard)s AND view = %(view)s
 
 -- begin --
--- Records how the term harvests, which ledger it goes by, and what its producers are known by (null: as before).
+-- Records how the term harvests, which ledger it goes by, and what its producers are known by (null: as before). From now on only this
+-- view can publish what the witness does not know of. A history that an earlier release recorded, without the database's oid, gets it.
 UPDATE {leader}
-SET delivery = %(delivery)s, transactional_ids = coalesce(%(transactional_ids)s::text[], transactional_ids), ledger_topic_id = %(topic_id)s,
+SET begun_view = %(view)s, database_oid = coalesce(database_oid, (SELECT oid FROM pg_database WHERE datname = current_database())),
+    delivery = %(delivery)s, transactional_ids = coalesce(%(transactional_ids)s::text[], transactional_ids), ledger_topic_id = %(topic_id)s,
     witnessed_batch = %(batch)s, ledger_offset = %(offset)s, highest_id = %(highest_id)s, beats = beats + 1,
     watermark = coalesce(%(watermark)s::pg_snapshot, watermark), covered_batch = coalesce(%(covered_batch)s, covered_batch),
     topics = coalesce(%(topics)s::jsonb, topics), uncovered = coalesce(%(uncovered)s::jsonb, uncovered)
@@ -255,10 +261,39 @@ SET incarnation = greatest(incarnation, %(last_incarnation)s) + 1, halted = NULL
     highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
     system_identifier = (pg_control_system()).system_identifier,
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
-    table_oid = to_regclass(%(outbox)s)::oid,
-    watermark = NULL, covered_batch = %(batch)s, topics = jsonb_build_object(), uncovered = jsonb_build_object()
+    table_oid = to_regclass(%(outbox)s)::oid, database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
+    begun_view = %(view)s, watermark = NULL, covered_batch = %(batch)s, topics = jsonb_build_object(), uncovered = jsonb_build_object()
 WHERE shard = %(shard)s AND view = %(view)s
 RETURNING incarnation, highest_id
+
+-- running_harvester --
+-- The member that the fence row names, if one of its sessions is still there, or if it was heard of in the last seconds; no row otherwise.
+SELECT member, extract(epoch FROM clock_timestamp() - heartbeat_at)::double precision
+FROM {leader}
+WHERE shard = %(shard)s AND (
+    EXISTS (SELECT FROM jsonb_to_recordset(backends) AS known (pid integer, started timestamptz)
+            JOIN pg_stat_activity AS session ON session.pid = known.pid AND session.backend_start = known.started)
+    OR heartbeat_at > clock_timestamp() - make_interval(secs => %(silence)s))
+FOR UPDATE
+
+-- copied --
+-- What a copy has of its original: the producers' names, the ledger's topic, and how many records wait or are parked.
+SELECT transactional_ids, ledger_topic_id, (SELECT count(*) FROM {outbox}), (SELECT count(*) FROM {parked} WHERE discarded_at IS NULL)
+FROM {leader}
+WHERE shard = %(shard)s
+
+-- become_new_outbox --
+-- Makes the outbox of a copied database another than the one that it was copied from: its own id, and nothing known of a ledger, of a
+-- history or of what is published. No view is followed, so that no statement of an earlier leader does anything.
+UPDATE {leader}
+SET outbox_id = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
+    member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
+    handover_asked_at = NULL, delivery = NULL, transactional_ids = ARRAY[]::text[], system_identifier = NULL, timeline = NULL, table_oid = NULL,
+    database_oid = NULL, ledger_topic_id = NULL, witnessed_batch = 0, ledger_offset = 0,
+    highest_id = (SELECT coalesce(max(id), 0) FROM {outbox}), beats = 0, halted = NULL, watermark = NULL, covered_batch = 0,
+    topics = jsonb_build_object(), uncovered = jsonb_build_object()
+WHERE shard = %(shard)s
+RETURNING outbox_id, incarnation, highest_id
 
 -- halt --
 -- Stops harvesting until an operator adopts, whoever leads: the difference that was found may not show any more by the next look.

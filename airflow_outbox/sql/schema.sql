@@ -50,7 +50,9 @@ CREATE TABLE {leader} (
     watermark         PG_SNAPSHOT,
     covered_batch     BIGINT NOT NULL DEFAULT 0,
     topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
-    uncovered         JSONB NOT NULL DEFAULT jsonb_build_object()
+    uncovered         JSONB NOT NULL DEFAULT jsonb_build_object(),
+    database_oid      OID,
+    begun_view        UUID
 );
 
 -- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of

@@ -62,17 +62,31 @@ class Stage:
         return self.command("adopt", "--reason", "a test", "--yes", *options)
 
     def command(self, name: str, *options: str) -> str:
+        done = self._run(name, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def refused(self, name: str, *options: str) -> str:
+        """What a command that refuses says."""
+        done = self._run(name, *options)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stderr
+
+    def try_command(self, name: str, *options: str) -> str:
+        """What a command says, whether it succeeds or not."""
+        done = self._run(name, *options)
+        return done.stdout + done.stderr
+
+    def _run(self, name: str, *options: str) -> subprocess.CompletedProcess[str]:
         file = self.folder / "outbox.yaml"
         file.write_text(yaml.safe_dump(self.outbox.settings))
-        done = subprocess.run(
+        return subprocess.run(
             [*COMMAND, *name.split(), "-f", str(file), *options],
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def is_drained(self, *, within: float = PATIENCE) -> None:
         with told(*self.started):

@@ -278,8 +278,17 @@ def test_the_ledger_is_another_outboxs(stage: Stage, kafka: EmbeddedKafka, topic
     )
     try:
         other.outbox.stash(AFTER)
-        other.refuses(other.harvester(), "the ledger was written before this database ever had one")
+        process = other.harvester()
+        other.refuses(process, "the ledger is that of outbox")
         assert other.outbox.left() == AFTER
+        said = other.refused("adopt", "--reason", "a test", "--yes")
+        assert "two outboxes can't share one. Leave ledger_topic" in said
+        process.end()
+        del other.outbox.settings["ledger_topic"]
+        other.command("init")
+        assert "is that of outbox" in other.adopt()
+        other.drain()
+        assert sorted(number for _, number in other.outbox.published()) == list(range(AFTER))
     finally:
         other.close()
         stage.server.drop_database(name)

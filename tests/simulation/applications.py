@@ -23,7 +23,9 @@ _FLUSH_INTERVAL = 1.5
 class Applications:
     """Writes `transactions` by several writers, until all have ended one way or the other."""
 
-    def __init__(self, world: World, *, transactions: int, writers: int = 4) -> None:
+    def __init__(self, world: World, *, transactions: int, writers: int = 4, values: str = "v") -> None:
+        """`values` is what the records' values begin with."""
+        self._values = values
         self._world = world
         self._random = world.random
         self._database: Database = world.database
@@ -96,7 +98,7 @@ class Applications:
     def _record(self, number: int, key: str) -> MarkedRecord:
         """Its value tells it from all others, also from those of a history that a crash undid."""
         self._written += 1
-        return MarkedRecord(number, f"t{self._written % TOPICS}", key, f"v{self._written}", [], [], None)
+        return MarkedRecord(number, f"t{self._written % TOPICS}", key, f"{self._values}{self._written}", [], [], None)
 
     async def _pause(self, longest: float) -> None:
         await asyncio.sleep(longest * self._random.random())

@@ -7,13 +7,24 @@ A verdict names what is *lost*, *doubled*, *out of order* within a topic and key
 by a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
 visible, a *false watermark* (one that sees a transaction whose records are not all visible, or goes back), and *false
 counts* of what was published. What is *stuck* or a *false alarm* the history itself finds.
+
+What still holds in other histories, and after adoptions:
+
+- Order is that of ids, among records of a key that were committed in that order, too: where ids were set back, the
+  later record may have the lower one. A record that is published again comes in order among those that are published
+  since the same adoption.
+- A record that is in the outbox when a history is adopted counts as unpublished, and may come once more for each such
+  adoption; none that was not there comes twice. Where nothing was lost, and the operator says so, none does.
+- Counts are of the present incarnation: of what was published since the last adoption.
+- A watermark never goes back but by an adoption.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from simulation.kafka import LEDGER, Broker, KafkaTransaction
@@ -24,6 +35,7 @@ from airflow_outbox.harvest.protocol.ledger import Ledger
 Lane = tuple[str, str]
 UNLOCKED = "u"
 """Keys that begin with it are written without a lock. All of them are in one window, so their order is that of ids."""
+_FOREVER = 2**63
 
 
 @dataclass(slots=True)
@@ -39,6 +51,7 @@ class Committed:
     discarded: set[str] = field(default_factory=set)
     claims: list[tuple[str, int]] = field(default_factory=list)
     """What a watermark has claimed to be published, and when it first did."""
+    ids: dict[str, int] = field(default_factory=dict)
     setbacks: list[str] = field(default_factory=list)
     """Watermarks that don't include the one before."""
     fence: FenceRow = field(default_factory=FenceRow)
@@ -50,7 +63,6 @@ class Committed:
         values: dict[int, str] = {}
         unclaimed: dict[int, list[str]] = {}
         parked: dict[int, str] = {}
-        ids: dict[str, int] = {}
         for change, arguments in log:
             if change == "begin":
                 opened[arguments[0]] = []
@@ -64,7 +76,7 @@ class Committed:
                     for record in records:
                         found.lanes[record.topic, record.key].append(record.value)
                         values[record.id] = record.value
-                        ids[record.value] = record.id
+                        found.ids[record.value] = record.id
             elif change == "announce":
                 for number in [number for number in unclaimed if arguments[0].sees(number)]:
                     aside = {*parked.values(), *found.discarded}
@@ -85,7 +97,7 @@ class Committed:
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         for lane, stashed in found.lanes.items():
             if lane[1].startswith(UNLOCKED):
-                stashed.sort(key=ids.__getitem__)
+                stashed.sort(key=found.ids.__getitem__)
         return found
 
     def _follow(self, fence: FenceRow) -> None:
@@ -124,25 +136,43 @@ def seen(broker: Broker) -> list[Seen]:
 
 
 def complaints(
-    database: Database, broker: Broker, *, exactly_once: bool = True, atomic: bool = False, drained: bool = True
+    database: Database,
+    broker: Broker,
+    *,
+    exactly_once: bool = True,
+    atomic: bool = False,
+    drained: bool = True,
+    others: Sequence[Database] = (),
+    adopted_at: Sequence[int] = (),
+    again: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """What is wrong. `drained` tells that everything ought to be published by now."""
+    """What is wrong. `drained` tells that everything ought to be published by now. `others` are databases that are
+    harvested into the same Kafka, `adopted_at` is when histories were adopted, and `again` how often values may come
+    once more.
+    """
     present = Committed.read(database.log)
     past = [Committed.read(log) for log in database.past]
+    elsewhere = [Committed.read(log) for other in others for log in (other.log, *other.past)]
     sightings = seen(broker)
-    found = [*_foreign([present, *past], sightings), *_out_of_order(present, sightings)]
+    found = [*_foreign([present, *past, *elsewhere], sightings), *_out_of_order(present, sightings, adopted_at)]
     if drained:
         found += _lost(present, sightings)
     if exactly_once:
-        found += _doubled(sightings)
+        found += _doubled(sightings, again or {})
         found += [f"discarded, and published: {one.value}" for one in sightings if one.value in present.discarded]
     if atomic:
         found += _torn(present, sightings)
     for history in (present, *past):
         found += [*_purged_unpublished(history, sightings), *_false_watermarks(history, sightings)]
-    if exactly_once:
-        found += _false_counts(present, broker, sightings)
+    if exactly_once and not others:
+        since = [one for one in sightings if one.visible_at > max(adopted_at, default=-1)]
+        found += _false_counts(present, broker, since)
     return found
+
+
+def purged_unpublished(database: Database, sightings: list[Seen]) -> list[str]:
+    """What was deleted from a database before it was visible."""
+    return list(_purged_unpublished(Committed.read(database.log), sightings))
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
@@ -151,9 +181,9 @@ def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
         yield from (f"lost: {value} of {lane}" for value in stashed if value not in values)
 
 
-def _doubled(sightings: list[Seen]) -> Iterator[str]:
+def _doubled(sightings: list[Seen], again: Mapping[str, int]) -> Iterator[str]:
     for value, times in Counter(sighting.value for sighting in sightings).items():
-        if times > 1:
+        if times > 1 + again.get(value, 0):
             yield f"doubled: {value} came {times} times"
 
 
@@ -164,9 +194,17 @@ def _foreign(histories: list[Committed], sightings: list[Seen]) -> Iterator[str]
             yield f"foreign: {sighting.value} of {sighting.lane} is not committed in Postgres"
 
 
-def _out_of_order(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+def _out_of_order(committed: Committed, sightings: list[Seen], adopted_at: Sequence[int]) -> Iterator[str]:
+    yield from _out_of_order_at_first(committed, sightings)
+    for begin, end in pairwise([*adopted_at, _FOREVER]):
+        published = [sighting for sighting in sightings if begin < sighting.visible_at <= end]
+        yield from _out_of_order_at_first(committed, published)
+
+
+def _out_of_order_at_first(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
+    """Each value counts where it came first."""
     places = {value: place for values in committed.lanes.values() for place, value in enumerate(values)}
-    latest: dict[Lane, int] = {}
+    latest: defaultdict[Lane, list[tuple[int, int]]] = defaultdict(list)
     partitions: dict[Lane, int] = {}
     known: set[str] = set()
     for sighting in sightings:
@@ -175,9 +213,10 @@ def _out_of_order(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
         place = places.get(sighting.value, -1)
         if place >= 0 and sighting.value not in known:
             known.add(sighting.value)
-            if place < latest.get(sighting.lane, -1):
+            number, earlier = committed.ids[sighting.value], latest[sighting.lane]
+            if any(place < other and number < greater for other, greater in earlier):
                 yield f"out of order: {sighting.value} of {sighting.lane} came after a later one"
-            latest[sighting.lane] = max(place, latest.get(sighting.lane, -1))
+            earlier.append((place, number))
 
 
 def _torn(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
@@ -206,7 +245,7 @@ def _false_watermarks(committed: Committed, sightings: list[Seen]) -> Iterator[s
 
 def _false_counts(committed: Committed, broker: Broker, sightings: list[Seen]) -> Iterator[str]:
     records = ((record.offset, record.key, record.value) for record in broker.partition(LEDGER).committed())
-    head = Ledger.read(topic_id="", end=0, records=records).head
+    head = Ledger.read(topic_id="", end=0, records=records, unread=[]).head
     if head is not None and head.batch == committed.fence.witness.batch:  # all that is published is accounted for
         counts = Counter(sighting.lane[0] for sighting in sightings)
         account = committed.fence.flushed

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import count
 
+from simulation.copied import Copied
 from simulation.histories import History, Outcome, simulated
 from simulation.log import ReconfiguredLog
-from simulation.other_histories import Adopted, OtherHistory
+from simulation.other_histories import Adopted, AdoptedMidway, OtherHistory
 from simulation.poisoned import Poisoned
 from simulation.spanning import Spanning
 from simulation.world import SOUND, Design, Member
@@ -37,6 +38,8 @@ KINDS = {
     "reconfigured": Kind(Design(transactional_log=ReconfiguredLog), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "adopted": Kind(history=Adopted, one_of=8),
+    "adopted_midway": Kind(history=AdoptedMidway, one_of=8),
+    "copied": Kind(history=Copied, one_of=4),
     "poisoned": Kind(history=Poisoned, one_of=4),
     "poisoned_atomic": Kind(Design(atomic=True), Poisoned, one_of=8),
     "poisoned_at_least_once": Kind(Design(delivery="at_least_once"), Poisoned, one_of=8),

@@ -198,6 +198,17 @@ class SimulatedTransactionalLog:
         for other in sorted({*others} - {*self.transactional_ids}):
             await SimulatedProducer(self._broker, self._link, other).fence()
 
+    async def glimpse(self, start: int) -> Ledger:
+        broker = self._broker
+
+        def effect(answer: Answer) -> None:
+            partition = broker.partition(LEDGER)
+            records = [(record.offset, record.key, record.value) for record in partition.committed(start)]
+            answer.give((str(broker.ledger_id), partition.stable, records))
+
+        topic_id, end, records = await self._link.ask("glimpse", effect)
+        return Ledger.read(topic_id=topic_id, end=end, records=records)
+
     async def ledger(self, start: int) -> Ledger:
         broker = self._broker
 

@@ -7,19 +7,16 @@ moves any more; or there was nothing to notice, and all goes on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import replace
-from uuid import UUID
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from simulation.adopting import Adoptions, adopt
 from simulation.checker import complaints
 from simulation.histories import History, history_errors
-from simulation.kafka import LEDGER, Concurrent, Partition
-from simulation.log import PRODUCERS, TRANSACTIONAL_ID
+from simulation.kafka import LEDGER, Partition
 
-from airflow_outbox.fence import Flushed, Witness
-from airflow_outbox.harvest.protocol.ledger import HEAD, Ledger
+from airflow_outbox.harvest.protocol.ledger import HEAD
 
 
 class OtherHistory(History):
@@ -43,7 +40,7 @@ class OtherHistory(History):
         noticed = any(True for _ in self._noticed())
         if not drained and not noticed:
             found.append("stuck, and nobody says why")
-        return [complaint for complaint in found if not complaint.startswith("out of order")]
+        return found
 
     def has_ended(self) -> bool:
         # A transaction whose PREPARE was restored, and that had ended since, nobody will end again.
@@ -107,10 +104,14 @@ class Adopted(OtherHistory):
 
     _is_adopted = False
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.adoptions = Adoptions()
+
     async def end(self) -> list[str]:
         await self.drain()
         if any(True for _ in self._noticed()):
-            await self._adopt()
+            await adopt(self.world, self.adoptions)
             self._is_adopted = True
         return await super().end()
 
@@ -118,33 +119,49 @@ class Adopted(OtherHistory):
         return not self.world.database.state.rows if self._is_adopted else super().has_ended()
 
     def judge(self, *, drained: bool) -> list[str]:
-        found = complaints(self.world.database, self.world.broker, exactly_once=False, drained=drained)
+        adoptions = self.adoptions
+        found = complaints(
+            self.world.database, self.world.broker, drained=drained, adopted_at=adoptions.at, again=adoptions.again
+        )
         if not drained:
             found.append("stuck, although it was adopted")
-        return [complaint for complaint in found + self.bugs() if not complaint.startswith("out of order")]
+        return found + self.bugs()
 
-    async def _adopt(self) -> None:
-        """What `airflow-outbox adopt` does, all at once."""
-        database, broker = self.world.database, self.world.broker
-        for _ in range(2):
-            for number in range(PRODUCERS):
-                with contextlib.suppress(Concurrent):
-                    broker.initialise(f"{TRANSACTIONAL_ID}.{number}")
-            await asyncio.sleep(1)
-        partition, fence = broker.partition(LEDGER), database.state.fence
-        records = [(record.offset, record.key, record.value) for record in partition.committed()]
-        ledger = Ledger.read(topic_id=str(broker.ledger_id), end=partition.end, records=records)
-        head = ledger.head
-        highest_id = max(fence.witness.highest_id, head.highest_id if head else 0, *database.state.rows, 0)
-        witness = Witness(ledger.topic_id, head.batch if head else 0, ledger.head_offset if head else 0, highest_id)
-        adopted = replace(
-            fence,
-            view=UUID(int=self.world.random.getrandbits(128), version=4),
-            incarnation=max(fence.incarnation, head.incarnation if head else 0) + 1,
-            recorded=database.history,
-            witness=witness,
-            halted=None,
-            flushed=Flushed(),
-        )
-        database.write("draw", max(database.state.last_drawn, highest_id))
-        database.statement("set_fence", adopted)
+
+class AdoptedMidway(Adopted):
+    """One other history after the other, each adopted in the midst of whatever else happens."""
+
+    async def _disturb(self) -> None:
+        random = self.world.random
+        disturbing = asyncio.create_task(History._disturb(self))
+        changes = (self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose)
+        for _ in range(random.randrange(1, 4)):
+            await asyncio.sleep(1 + 5 * random.random())
+            if random.random() < 0.4:
+                self._change(self._restore_and_spoil)
+                await asyncio.sleep(3 * random.random())  # meanwhile ids and transaction ids are used again
+                await adopt(self.world, self.adoptions)
+                await self._switch_over()
+            elif random.random() < 0.4:
+                await self._switch_over()
+            else:
+                self._change(random.choice(changes))
+                await asyncio.sleep(random.choice((0, 3)) * random.random())
+                await adopt(self.world, self.adoptions)
+        self._is_adopted = True
+        await disturbing
+
+    def _change(self, change: Callable[[], None]) -> None:
+        self.steps.append(f"{asyncio.get_running_loop().time():.2f} {change.__name__.strip('_')}")
+        change()
+
+    def _restore_and_spoil(self) -> None:
+        """Files are put back; and somebody writes into the ledger, so that leaders read it from there."""
+        self._restore()
+        self.world.broker.append(LEDGER, "theirs", "not json")
+
+    async def _switch_over(self) -> None:
+        """A replica that has everything is promoted, and adopted as one that has lost nothing."""
+        database = self.world.database
+        self._change(lambda: database.restore(database.flushed, new_timeline=True))
+        await adopt(self.world, self.adoptions, nothing_lost=True)

@@ -13,6 +13,14 @@ from unittest.mock import patch
 from uuid import UUID
 
 from simulation.log import SimulatedTransactionalLog
+from simulation.planted_histories import (
+    adopts_all_incarnations,
+    completes_behind_the_head,
+    ignores_database_oids,
+    ignores_views,
+    looks_only_later,
+    pass_by,
+)
 from simulation.planted_ports import (
     BeginsLate,
     FencesLate,
@@ -44,7 +52,7 @@ from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
-from airflow_outbox.harvest.protocol import closure, windows
+from airflow_outbox.harvest.protocol import adoption, closure, recovery, windows
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure, Taken
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
@@ -110,8 +118,8 @@ def _never(lanes: ParkedLanes, lane: Any) -> bool:
     return False
 
 
-def _untold(batch: Batch, number: int, *, view: UUID, incarnation: int) -> Any:
-    return _entry(replace(batch, unparked=[]), number, view=view, incarnation=incarnation)
+def _untold(batch: Batch, number: int, *, view: UUID, fence: Fence) -> Any:
+    return _entry(replace(batch, unparked=[]), number, view=view, fence=fence)
 
 
 def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
@@ -163,10 +171,6 @@ class CommitsWhenStopped(ExactlyOnceTerm):
 
 def _forgets_ledger(fence: Fence, ledger: Ledger) -> Any:
     return replace(_recover(fence, ledger), unpurged=())
-
-
-def _ignores_beats(fence: Fence, ledger: Ledger) -> Any:
-    return _recover(replace(fence, beats=2**63), ledger)
 
 
 def _ignores_incarnations(fence: Fence, ledger: Ledger) -> Any:
@@ -355,6 +359,34 @@ BUGS: Collection[Bug] = (
     _tracking("what earlier views have left is purged and not counted", Entry, "topics", no_topics),
     _table("purges are by id only", PurgesUnseen, OTHER),
     _recovery("other histories are not looked for", _believes_all, OTHER),
-    _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
     _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
+    _recovery("what a cut has left of a batch is purged", completes_behind_the_head, "adopted"),
+    _recovery("it is not compared which view has published", ignores_views, "copied"),
+    Bug(
+        "databases' oids are not compared",
+        "copied",
+        SOUND,
+        recovery,
+        "differences_of_databases",
+        ignores_database_oids,
+    ),
+    Bug(
+        "producers are fenced before the ledger is looked at",
+        "copied",
+        SOUND,
+        exactly_once,
+        "require_no_rival",
+        pass_by,
+    ),
+    Bug(
+        "producers are fenced before Postgres is looked at", "copied", SOUND, modes, "require_history", looks_only_later
+    ),
+    Bug(
+        "an adoption purges what an earlier incarnation has published",
+        "adopted_midway",
+        SOUND,
+        adoption,
+        "unpurged",
+        adopts_all_incarnations,
+    ),
 )

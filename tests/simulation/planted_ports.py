@@ -13,6 +13,7 @@ from simulation.log import ReconfiguredLog, SimulatedProducer, SimulatedTransact
 from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
+from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.transaction import Call, State
 from airflow_outbox.pages import OutboxRow, Page, Reading
@@ -67,6 +68,13 @@ class NeverHalts(SimulatedTable):
 
     async def halt(self, view: UUID, reason: str) -> None:
         return None
+
+
+class TellsNoBeats(SimulatedTable):
+    """A fence row in which neither beats nor the last view that began can be compared."""
+
+    async def fence(self, view: UUID) -> Fence:
+        return replace(await SimulatedTable.fence(self, view), beats=2**62, begun_view=None)
 
 
 class NeverFlushes(SimulatedTable):

@@ -35,6 +35,7 @@ class FenceRow:
     delivery: str | None = None
     transactional_ids: tuple[str, ...] = ()
     recorded: History | None = None
+    begun_view: UUID | None = None
     witness: Witness = field(default_factory=Witness)
     beats: int = 0
     halted: str | None = None
@@ -208,6 +209,7 @@ class Database:
         self.state = State()
         self.system_identifier = 7
         self.timeline = 1
+        self.database_oid = 1
         self.up = True
         self.past: list[list[Change]] = []
         """The logs of histories that were restored away, as far as they were flushed."""
@@ -269,13 +271,22 @@ class Database:
 
     @property
     def history(self) -> History:
-        return History(self.system_identifier, self.timeline, self.state.table_oid)
+        return History(self.system_identifier, self.timeline, self.state.table_oid, self.database_oid)
 
     # Bad days
 
     def crash(self) -> None:
         """All that is not flushed is undone; sessions end."""
         self._restart(self.flushed)
+
+    def copied(self, *, as_template: bool) -> Database:
+        """Another server with a copy of the files; or another database in the same cluster, with an oid of its own."""
+        copy = Database(self._tick)
+        copy.system_identifier, copy.timeline = self.system_identifier, self.timeline
+        copy.database_oid = self.database_oid + as_template
+        copy.log = self.log[: self.flushed]
+        copy._restart(self.flushed)
+        return copy
 
     def restore(self, position: int, *, new_timeline: bool) -> None:
         """Go back to how it was at a position of the log; what came after is of another history."""

@@ -153,6 +153,7 @@ class Server:
             newest_transaction_id=max((number for number in of_rows if number >= database.snapshot().xmax), default=0),
             halted=row.halted,
             flushed=row.flushed,
+            begun_view=row.begun_view,
         )
 
     def begin(
@@ -165,12 +166,10 @@ class Server:
     ) -> None:
         self.require(view)
         row = self.database.state.fence
-        row = replace(
-            row,
-            transactional_ids=row.transactional_ids if transactional_ids is None else tuple(transactional_ids),
-            flushed=flushed or row.flushed,
-        )
-        self.set_fence(replace(row, delivery=delivery, witness=witness, beats=row.beats + 1))
+        ids = row.transactional_ids if transactional_ids is None else tuple(transactional_ids)
+        row = replace(row, transactional_ids=ids, flushed=flushed or row.flushed)
+        row = replace(row, delivery=delivery, witness=witness, beats=row.beats + 1, begun_view=row.view)
+        self.set_fence(row)
 
     def heartbeat(self, view: UUID | None, witness: Witness | None, flushed: Flushed | None) -> Pulse:
         self.require(view)

@@ -10,7 +10,7 @@ from simulation.checker import complaints, seen
 from simulation.histories import history_errors
 from simulation.kafka import LEDGER, Partition
 from simulation.loop import simulate
-from simulation.planted_ports import NeverHalts
+from simulation.planted_ports import NeverHalts, TellsNoBeats
 from simulation.world import SOUND, Design, Member, World
 
 from airflow_outbox.table import MarkedRecord
@@ -116,6 +116,28 @@ def test_what_was_noticed_has_to_stay_noticed(design: Design) -> None:
         await scene.noticed()
         scene.write(10)  # by ids and transaction ids, nothing shows any more
         await asyncio.sleep(30)
+        return complaints(database, scene.world.broker, drained=False)
+
+    assert bool(simulate(live())) == (design is not SOUND)
+
+
+@pytest.mark.parametrize("design", [SOUND, Design(table=TellsNoBeats)], ids=["sound", "without beats and views"])
+def test_a_restore_shows_by_beats_when_ids_have_overtaken_what_was_published(design: Design) -> None:
+    async def live() -> list[str]:
+        scene = Scene(design)
+        await scene.work()
+        await scene.beat()
+        database = scene.world.database
+        position = database.flushed
+        await scene.beat()
+        scene.write(5)
+        await asyncio.sleep(0.6)
+        assert not database.state.rows
+        database.restore(position, new_timeline=False)
+        scene.write(10)
+        await asyncio.sleep(30)
+        if design is SOUND:
+            assert "knows less of its leaders" in await scene.noticed()
         return complaints(database, scene.world.broker, drained=False)
 
     assert bool(simulate(live())) == (design is not SOUND)

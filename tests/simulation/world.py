@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -53,6 +54,15 @@ class World:
         self.watch: Callable[[Member, str, str], float] | None = None
         """Told the name of every question of every member, and whether it is `asked` or `answered`; how many seconds it
         is to travel longer."""
+
+    def beside(self, database: Database) -> World:
+        """Another database behind the same Kafka, with members of its own, in a group of theirs."""
+        other = copy(self)
+        other.database = database
+        other.server = Server(database, self.random, slowness=self.server.slowness)
+        other.group = Group(self.network, barrier=LIMITS.heartbeat_timeout, session_timeout=LIMITS.session_timeout)
+        other.members, other.watch = [], None
+        return other
 
 
 @dataclass(frozen=True, slots=True)

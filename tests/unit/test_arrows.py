@@ -22,7 +22,7 @@ LAYERS = [
     {"cli"},
     AIRFLOW_ROOMS,
     {"spark"},
-    {"adopt", "audit", "check", "replay", "status", "pump"},
+    {"adopt", "audit", "check", "new_outbox", "replay", "status", "pump"},
     {"acls", "brokers"},
     {"harvest"},
     {"schema"},

@@ -23,7 +23,8 @@ OUTBOX, VIEW = UUID(int=1), UUID(int=2)
 
 def entry(batch: int, ids: Iterable[int] = (1, 2, 3), *, incarnation: int = 1) -> Entry:
     extents = (Extent("t", 0, 10, 12, 3),)
-    return Entry(batch, VIEW, incarnation, Snapshot(5, 9, frozenset({5})), runs(list(ids)), extents)
+    snapshot = Snapshot(5, 9, frozenset({5}))
+    return Entry(batch, VIEW, incarnation, snapshot, runs(list(ids)), extents, outbox_id=OUTBOX, shard=0)
 
 
 def head(batch: int, **changes: int) -> Head:
@@ -120,7 +121,7 @@ def test_who_adopts_reads_on_behind_what_is_none_of_ours(foreign: LedgerRecord) 
     assert [offset for offset, _ in unread] == [42, 41]
 
 
-HISTORY = History(system_identifier=1, timeline=1, table_oid=1)
+HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
 FENCE = Fence(
     request=Request(),
     outbox_id=OUTBOX,
@@ -134,6 +135,7 @@ FENCE = Fence(
     beats=8,
     next_transaction_id=20,
     newest_transaction_id=15,
+    begun_view=VIEW,
 )
 
 
@@ -154,6 +156,11 @@ def test_after_an_adoption_older_entries_purge_nothing() -> None:
     assert recover(adopted, read(*entry(4).records(), head(4).record())).unpurged == ()
 
 
+def test_an_entry_that_a_cut_has_left_behind_its_head_purges_nothing() -> None:
+    found = recover(FENCE, read(*entry(3).records(), head(3).record(), *entry(4, incarnation=0).records()))
+    assert [each.batch for each in found.unpurged] == [3]
+
+
 WHOLE = (*entry(3).records(), head(3).record())
 
 
@@ -163,6 +170,19 @@ WHOLE = (*entry(3).records(), head(3).record())
         (replace(FENCE, present=replace(HISTORY, system_identifier=2)), WHOLE, "another database cluster"),
         (replace(FENCE, present=replace(HISTORY, timeline=2)), WHOLE, "timeline 2"),
         (replace(FENCE, present=replace(HISTORY, table_oid=2)), WHOLE, "dropped and made anew"),
+        (
+            replace(FENCE, present=replace(HISTORY, database_oid=2)),
+            WHOLE,
+            "the database with oid 2, and 1 was harvested",
+        ),
+        (replace(FENCE, begun_view=UUID(int=3)), WHOLE, "published by view .*02, of which this database does not know"),
+        (replace(FENCE, outbox_id=UUID(int=9), witness=Witness()), WHOLE, "is that of outbox"),
+        (
+            FENCE,
+            (*replace(entry(3), outbox_id=UUID(int=9)).records(), head(3).record()),
+            "that of outbox .*09, shard 0",
+        ),
+        (FENCE, (*replace(entry(3), shard=1).records(), head(3).record()), "shard 1"),
         (replace(FENCE, last_drawn=89), WHOLE, "the sequence of the ids is at 89"),
         (replace(FENCE, last_drawn=95), WHOLE, "the sequence of the ids is at 95"),
         (replace(FENCE, newest_transaction_id=20), WHOLE, "has not begun yet"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
 
-from airflow_outbox.fence import Witness
+from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
 from airflow_outbox.pages import Length, OutboxRow, total_size
@@ -95,15 +95,17 @@ class Batch:
     def highest_id(self) -> int:
         return max((max(ids) for ids in (self.ids, self.parked.refused, self.parked.waiting) if ids), default=0)
 
-    def entry(self, *, view: UUID, incarnation: int) -> Entry:
+    def entry(self, *, view: UUID, fence: Fence) -> Entry:
         """What the ledger is to say of it."""
         return Entry(
             batch=self.number,
             view=view,
-            incarnation=incarnation,
+            incarnation=fence.incarnation,
             snapshot=self.within,
             runs=runs(self.ids),
             extents=tuple(self.extents.values()),
             parked=self.parked.groups(),
             unparked=runs(self.unparked),
+            outbox_id=fence.outbox_id,
+            shard=fence.shard,
         )

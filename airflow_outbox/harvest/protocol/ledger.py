@@ -36,7 +36,9 @@ from airflow_outbox.records import Snapshot
 
 FIRST = "first"
 HEAD = "head"
-FORMAT = 1
+FORMAT = 2
+READ_FORMATS = (1, 2)
+"""Format 1, of the releases before, does not say whose an entry is."""
 # With the snapshot, of which every chunk has a copy, less than the 1,000,000 that Kafka's client takes by default.
 _CHUNK_BYTES = 700_000
 _RUN_BYTES = 44
@@ -77,8 +79,10 @@ class Parked:
 class Entry:
     """A committed batch.
 
-    `runs` are the ids of its records in published order: first and last of each run of consecutive ids. `parked` are
-    records that were set aside instead, `unparked` ids of records that were published from the parked table.
+    Its *identity* is the outbox's id, incarnation, shard, view and number; an earlier release has not written the
+    outbox's id and the shard (None). `runs` are the ids of its records in published order: first and last of each run
+    of consecutive ids. `parked` are records that were set aside instead, `unparked` ids of records that were published
+    from the parked table.
     """
 
     batch: int
@@ -89,6 +93,8 @@ class Entry:
     extents: tuple[Extent, ...]
     parked: tuple[Parked, ...] = ()
     unparked: tuple[Run, ...] = ()
+    outbox_id: UUID | None = None
+    shard: int | None = None
 
     def ids(self) -> list[int]:
         """The ids of the records that were published from the outbox."""
@@ -112,6 +118,7 @@ class Entry:
                     batch=self.batch,
                     chunk=number,
                     chunks=len(chunks),
+                    **self._owner(),
                     view=str(self.view),
                     incarnation=self.incarnation,
                     snapshot=str(self.snapshot),
@@ -123,6 +130,9 @@ class Entry:
             )
             for number, chunk in enumerate(chunks)
         ]
+
+    def _owner(self) -> dict[str, object]:
+        return {} if self.outbox_id is None else {"outbox_id": str(self.outbox_id), "shard": self.shard}
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +296,8 @@ def _entry(parts: list[dict[str, Any]]) -> Entry:
         extents=tuple(Extent(*extent) for part in parts for extent in part["extents"]),
         parked=tuple(Parked(cause, reason, tuple(found)) for (cause, reason), found in parked.items()),
         unparked=_joined(part["unparked"] for part in parts),
+        outbox_id=UUID(first["outbox_id"]) if "outbox_id" in first else None,
+        shard=int(first["shard"]) if "shard" in first else None,
     )
 
 
@@ -326,7 +338,7 @@ def _parsed(key: str, value: str) -> dict[str, Any]:
         version = parsed["format"]
     except (ValueError, TypeError, KeyError) as error:
         raise HistoryError(f"the ledger's record {key} is none of ours") from error
-    if version != FORMAT:
+    if version not in READ_FORMATS:
         raise SchemaVersionError(
             f"the ledger's record {key} is of format {version}, this release knows {FORMAT}: "
             "install a newer airflow-outbox"

@@ -5,10 +5,15 @@ has not witnessed the purge) and goes on with the next batch. Or they do not; th
 until an operator has looked, because an id, and even a transaction id, may name another record than it did then:
 HistoryError, which says what differs.
 
+What Postgres alone can tell is looked at twice: before any producer is fenced (`require_history`), and again with the
+ledger. So is what a glimpse of the ledger tells (`require_no_rival`): a copy of the database that is known for one
+never disturbs the original.
+
 What is compared:
 
-- the *history*: the database's system identifier and timeline, and the outbox's table oid, against those that the first
-  leader of this incarnation found. A promotion changes the timeline, a table made anew the oid;
+- the *history*: the database's system identifier, timeline and oid, and the outbox's table oid, against those that the
+  first leader of this incarnation found. A promotion changes the timeline, a table made anew its oid, a copy within the
+  same cluster (`CREATE DATABASE … TEMPLATE`) the database's;
 - the sequence of the ids against the highest id ever published, and the transaction ids of the records against the
   database's own: TRUNCATE … RESTART IDENTITY, setval, rows loaded from another database's dump;
 - how often leaders have said in the fence row that they are alive (its *beats*, one a second) against what the ledger
@@ -16,6 +21,10 @@ What is compared:
   over, and fails before it could compare, must not make up for what a restore took away;
 - the *witness* that the fence row holds against the ledger: a restore brings back a fence row that knows less than the
   ledger says it did; a ledger that is lost, shortened or exchanged knows less than the fence row, or has another id.
+- whose the entries are that are not witnessed. A term begins when all that the ledger holds by then is purged and
+  witnessed, and every older producer is fenced. So only the last view that began can have published anything after the
+  witness, and the fence row names it. An entry of another view is that of another database: a copy's leader may hold
+  the ledger and the producer for a moment, and its ids name other records.
 
 A difference that was found once is kept in the fence row (`halted`): ids and transaction ids that were set back grow
 on, and the next look might find them beyond what was published. Only an operator ends that.
@@ -57,6 +66,23 @@ def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
         )
 
 
+def require_history(fence: Fence) -> None:
+    """Raise HistoryError for what Postgres alone can tell. To be called before any producer is fenced."""
+    for difference in differences_of_databases(fence):
+        raise HistoryError(difference)
+
+
+def require_no_rival(fence: Fence, ledger: Ledger) -> None:
+    """Raise HistoryError for what a glimpse of the ledger tells before any producer is fenced: that another database
+    has written it, or this one in a later state. It may end in the midst of what is committed, and is no more than what
+    was there before the fence row was read.
+    """
+    head, witness = ledger.head, fence.witness
+    if head is not None and witness.topic_id in (None, ledger.topic_id):
+        for difference in _differences_ahead(fence, head):
+            raise HistoryError(difference)
+
+
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
     """What to complete, and where to go on. Raises HistoryError."""
     for difference in differences(fence, ledger):
@@ -66,19 +92,21 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
         return Recovery(replace(witness, topic_id=ledger.topic_id), (), ())
     return Recovery(
         witness=Witness(ledger.topic_id, head.batch, ledger.head_offset, max(witness.highest_id, head.highest_id)),
-        unpurged=tuple(entry for entry in ledger.entries if entry.batch > witness.batch),
+        # One after the head is what a cut left of a batch: nothing has compared it.
+        unpurged=tuple(entry for entry in ledger.entries if witness.batch < entry.batch <= head.batch),
         kept=head.kept,
     )
 
 
 def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
     """Why database and ledger do not tell of one history, in words; nothing when they do."""
+    yield from differences_of_databases(fence)
     if fence.halted is not None:
-        yield fence.halted
         return
-    yield from _differences_of_databases(fence)
     witness, head = fence.witness, ledger.head
-    if witness.topic_id is None:
+    if head is not None and head.outbox_id != fence.outbox_id:
+        yield from _differences_ahead(fence, head)
+    elif witness.topic_id is None:
         if head is not None:
             yield "the ledger was written before this database ever had one"
     elif witness.topic_id != ledger.topic_id:
@@ -90,14 +118,23 @@ def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
         yield from _differences_of_heads(fence, head, ledger)
 
 
-def _differences_of_databases(fence: Fence) -> Iterator[str]:
+def differences_of_databases(fence: Fence) -> Iterator[str]:
+    """What Postgres alone can tell of another history, in words; nothing when it can't."""
     recorded, present, witness = fence.recorded, fence.present, fence.witness
+    if fence.halted is not None:
+        yield fence.halted
+        return
     if recorded.system_identifier != present.system_identifier:
         yield "this is another database cluster than the one that was harvested"
     if recorded.timeline != present.timeline:
         yield (
             f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
             "a replica was promoted, or a backup restored"
+        )
+    if recorded.database_oid not in (None, present.database_oid):
+        yield (
+            f"this is the database with oid {present.database_oid}, and {recorded.database_oid} was harvested: it is a "
+            "copy in the same cluster, or was dropped and made anew"
         )
     if recorded.table_oid != present.table_oid:
         yield "the outbox's table was dropped and made anew"
@@ -112,24 +149,31 @@ def _differences_of_databases(fence: Fence) -> Iterator[str]:
         )
 
 
-def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
+def _differences_ahead(fence: Fence, head: Head) -> Iterator[str]:
+    """What a head knows that the database it was written for knows, too, at the latest by then."""
     witness = fence.witness
     if head.outbox_id != fence.outbox_id:
         yield f"the ledger is that of outbox {head.outbox_id}"
     elif head.incarnation > fence.incarnation:
         yield f"the ledger is of incarnation {head.incarnation}, the database of {fence.incarnation}: it was restored"
+    elif head.incarnation == fence.incarnation and head.witnessed > witness.batch:
+        yield (
+            f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
+            "it was restored to an earlier time"
+        )
+    elif head.incarnation == fence.incarnation and head.beats > fence.beats:
+        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
+
+
+def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
+    witness = fence.witness
+    if ahead := list(_differences_ahead(fence, head)):
+        yield from ahead
     elif head.batch < witness.batch:
         yield f"the ledger ends with batch {head.batch}, and {witness.batch} was in it"
     elif head.incarnation < fence.incarnation:
         if head.batch > witness.batch:
             yield f"batch {head.batch} was published after the ledger had been adopted at batch {witness.batch}"
-    elif head.witnessed > witness.batch:
-        yield (
-            f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
-            "it was restored to an earlier time"
-        )
-    elif head.beats > fence.beats:
-        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
     elif fence.last_drawn < head.highest_id:
         yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
     else:
@@ -142,7 +186,14 @@ def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterato
         entry = entries.get(batch)
         if entry is None:
             yield f"the ledger has no entry of batch {batch}, which is not known to be purged"
+        elif entry.outbox_id not in (None, fence.outbox_id) or entry.shard not in (None, fence.shard):
+            yield f"batch {batch} is that of outbox {entry.outbox_id}, shard {entry.shard}"
         elif entry.incarnation != fence.incarnation:
             yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
         elif entry.snapshot.xmax > fence.next_transaction_id:
             yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
+        elif fence.begun_view not in (None, entry.view):
+            yield (
+                f"batch {batch} was published by view {entry.view}, of which this database does not know: a copy of it "
+                "is harvested with the same ledger"
+            )

@@ -1,0 +1,75 @@
+"""What `airflow-outbox adopt` decides, from the fence row and all that can be read of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.fence import Fence, Witness
+from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread
+from airflow_outbox.harvest.protocol.recovery import differences
+
+
+@dataclass(frozen=True, slots=True)
+class Adopting:
+    """The differences to accept (none: there is nothing to adopt), and what follows when they are.
+
+    `unpurged` are the batches to purge where the database has lost nothing. `witness` is where leaders go on,
+    `last_incarnation` the last one that the ledger knows (0: none).
+    """
+
+    differences: Sequence[str]
+    unpurged: Sequence[Entry]
+    witness: Witness
+    last_incarnation: int
+
+
+def require_own_ledger(fence: Fence, ledger: Ledger) -> None:
+    """Raise ConfigurationError where the ledger is another outbox's: no adoption ends that."""
+    head = ledger.head
+    if head is not None and head.outbox_id != fence.outbox_id:
+        raise ConfigurationError(
+            f"the ledger is that of outbox {head.outbox_id}, this is outbox {fence.outbox_id}, and two outboxes can't "
+            "share one. Leave ledger_topic and transactional_id out of the configuration, or name others, and run "
+            "`airflow-outbox init`. If the other outbox is no more, delete the topic of the ledger instead"
+        )
+
+
+def adopting(fence: Fence, ledger: Ledger, unread: Iterable[Unread]) -> Adopting:
+    """What to accept and to do. `unread` is what no release has written. Raises ConfigurationError."""
+    require_own_ledger(fence, ledger)
+    since = fence.witness.offset if fence.witness.topic_id == ledger.topic_id else 0  # no leader reads what is before
+    foreign = {offset: text for offset, text in unread if offset >= since}
+    last = ledger.head.incarnation if ledger.head else 0
+    return Adopting(
+        differences=list(dict.fromkeys([*foreign.values(), *differences(fence, ledger)])),
+        unpurged=unpurged(fence, ledger),
+        witness=_witness(fence, ledger, foreign),
+        last_incarnation=max([last, *(entry.incarnation for entry in ledger.entries)]),
+    )
+
+
+def unpurged(fence: Fence, ledger: Ledger) -> list[Entry]:
+    """The entries of the present incarnation that are not known to be purged: what an earlier one published and left
+    behind was accepted as unpublished, and its ids may be those of other records by now.
+    """
+    last = max(fence.incarnation, ledger.head.incarnation if ledger.head else 0)
+    own = (None, fence.outbox_id)
+    return [
+        entry
+        for entry in ledger.entries
+        if entry.batch > fence.witness.batch and entry.incarnation == last and entry.outbox_id in own
+    ]
+
+
+def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
+    """Where the ledger is, and where leaders will read it from: its head, or its end, with batches that begin anew,
+    when there is none, or what they would not read, at these offsets, comes after it.
+    """
+    head = ledger.head
+    published = [last for entry in ledger.entries for _, last in entry.runs]
+    highest_id = max([fence.witness.highest_id, *published, *([head.highest_id] if head else [])])
+    if head is None or any(offset >= ledger.head_offset for offset in foreign):
+        return Witness(ledger.topic_id, 0, ledger.end, highest_id)
+    return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)

@@ -1,0 +1,106 @@
+"""Make the outbox of a copied database an outbox of its own, beside the one that it was copied from.
+
+A copy has the original's outbox id, and with it the names that derive from it: the same ledger, the same group, the
+same transactional ids. Harvested into the same Kafka it would be the original's rival. Here it gets another id, and
+forgets what it knows of a ledger, of a history and of what is published. Nothing is written to Kafka, and no producer
+is fenced.
+
+What is in its outbox, or parked, stays, and counts as unpublished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from airflow_outbox.connection import connect, render, translated
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.transactional import transactional_ids
+from airflow_outbox.sql import statements
+from airflow_outbox.table import SHARD, OutboxTable
+
+_SILENCE = 10.0  # seconds after which the member that the fence row names counts as gone; it tries every 5 s
+# Settings that name in Kafka what would otherwise derive from the outbox's id.
+_NAMING = ("leader_topic", "leader_group_id", "ledger_topic", "transactional_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What an operator has to know before: the id that the copy has, how many records wait in it or are parked, the
+    brokers that they would go to, and the settings that name something in Kafka instead of the outbox's id.
+    """
+
+    outbox_id: UUID
+    waiting: int
+    parked: int
+    brokers: str
+    named: tuple[str, ...]
+
+
+def make_new_outbox(
+    config: HarvestConfig, *, reason: str, accept: Callable[[Copied], bool]
+) -> tuple[UUID, KafkaNames] | None:
+    """Give the outbox an id of its own if `accept` says so; the id and its names in Kafka, or None.
+
+    `reason` is recorded. Raises ConfigurationError while its harvesters run, and where the configuration names the
+    original's ledger or producer; KafkaError, PostgresError.
+    """
+    with closing(OutboxTable(connect(config.data_source, purpose="adopt"), config.name)) as table:
+        outbox_id: UUID | None = None
+        with translated(config.name), table.connection.transaction() as changing:
+            found = _found(table, config)
+            if not accept(found):
+                raise psycopg.Rollback(changing)
+            outbox_id = _record(table, found, reason=reason)
+        return (outbox_id, KafkaNames.of(config, outbox_id)) if outbox_id else None
+
+
+def _found(table: OutboxTable, config: HarvestConfig) -> Copied:
+    """Look at the copy, which stays as it is until the transaction ends. Raises ConfigurationError, KafkaError."""
+    identity = table.identity()
+    running = _execute(table, "running_harvester", silence=_SILENCE).fetchone()
+    if running is not None:
+        member, silent = running
+        raise ConfigurationError(
+            f"{table.name} is harvested: {member} was heard of {silent:.0f} s ago. Stop all harvesters of this "
+            f"database. If {member} belongs to the original, and was copied with it, try again in {_SILENCE:.0f} s"
+        )
+    recorded, topic_id, waiting, parked = _execute(table, "copied").fetchone()
+    names = KafkaNames.of(config, identity.outbox_id)
+    if config.transactional_id is not None and {*transactional_ids(config, names, shard=SHARD)} & {*recorded}:
+        raise _shared("transactional_id", config.transactional_id)
+    if config.ledger_topic is not None and topic_id is not None:
+        topic = Cluster(config.kafka).topics([config.ledger_topic])[config.ledger_topic]
+        if str(getattr(topic, "topic_id", "")) == topic_id:
+            raise _shared("ledger_topic", config.ledger_topic)
+    named = tuple(f"{name} {value}" for name in _NAMING if (value := getattr(config, name)) is not None)
+    return Copied(identity.outbox_id, waiting, parked, str(config.kafka["bootstrap.servers"]), named)
+
+
+def _shared(setting: str, value: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{setting} {value} is the original's, and two outboxes can't share it. Leave it out of this copy's "
+        "configuration, or name another"
+    )
+
+
+def _record(table: OutboxTable, found: Copied, *, reason: str) -> UUID:
+    outbox_id, incarnation, highest_id = _execute(table, "become_new_outbox").fetchone()
+    _execute(table, "adopt_transactions")
+    _execute(table, "adopt_sequence", highest_id=highest_id)
+    difference = f"a copy of outbox {found.outbox_id} became outbox {outbox_id}"
+    _execute(table, "note_adoption", incarnation=incarnation, differences=difference, reason=reason)
+    return UUID(str(outbox_id))
+
+
+def _execute(table: OutboxTable, statement: str, **values: object) -> Any:
+    query = render(statements("queries.sql")[statement], table.name)
+    return table.connection.execute(query, {"shard": SHARD, "outbox": table.name.text(), **values})

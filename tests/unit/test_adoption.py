@@ -1,0 +1,98 @@
+"""What is adopted: the differences, what is purged where nothing was lost, and where the next leader goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from airflow_outbox.errors import ConfigurationError, HistoryError
+from airflow_outbox.fence import Fence, History, Request, Witness
+from airflow_outbox.harvest.protocol.adoption import adopting
+from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
+from airflow_outbox.harvest.protocol.recovery import recover, require_history
+from airflow_outbox.records import Snapshot
+
+OUTBOX, OTHER, VIEW = UUID(int=1), UUID(int=9), UUID(int=2)
+HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
+FENCE = Fence(
+    request=Request(),
+    outbox_id=OUTBOX,
+    incarnation=2,
+    delivery="exactly_once",
+    transactional_id="x",
+    recorded=HISTORY,
+    present=replace(HISTORY, timeline=2),
+    witness=Witness("T", batch=2, offset=40, highest_id=90),
+    last_drawn=200,
+    beats=8,
+    next_transaction_id=20,
+    newest_transaction_id=15,
+)
+HEAD = Head(OUTBOX, 2, VIEW, batch=3, witnessed=2, highest_id=100, beats=7)
+
+
+def entry(batch: int, incarnation: int, outbox_id: UUID | None = OUTBOX) -> Entry:
+    runs = ((batch * 10, batch * 10 + 9),)
+    return Entry(batch, VIEW, incarnation, Snapshot(5, 9), runs, (), outbox_id=outbox_id, shard=0)
+
+
+def test_only_entries_of_the_present_incarnation_are_purged() -> None:
+    entries = (entry(2, 2), entry(3, 2), entry(4, 1), entry(5, 2, OTHER), entry(6, 2, None))
+    plan = adopting(FENCE, Ledger("T", 50, HEAD, 45, entries), [])
+    assert [each.batch for each in plan.unpurged] == [3, 6]
+    assert plan.witness == Witness("T", 3, 45, 100)
+    assert plan.last_incarnation == 2
+    assert "timeline 2" in plan.differences[0]
+
+
+def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purged() -> None:
+    """The batches began anew behind something foreign, so that older ones have higher numbers; the head is theirs."""
+    before = Ledger("T", 60, replace(HEAD, incarnation=1, batch=7), 45, (entry(7, 1),))
+    fence = replace(FENCE, witness=Witness("T", batch=0, offset=60, highest_id=100))
+    assert adopting(fence, before, [(50, "none of ours")]).unpurged == []
+
+
+def test_a_ledger_with_anothers_head_can_not_be_adopted() -> None:
+    ledger = Ledger("T", 50, replace(HEAD, outbox_id=OTHER), 45, ())
+    for fence in (FENCE, replace(FENCE, witness=Witness()), replace(FENCE, halted="somebody has looked")):
+        with pytest.raises(ConfigurationError, match=r"is that of outbox .*09.*Leave ledger_topic .* delete the topic"):
+            adopting(fence, ledger, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"halted": "somebody has looked"}, "somebody has looked"),
+        ({"present": replace(HISTORY, system_identifier=2)}, "another database cluster"),
+        ({"present": replace(HISTORY, timeline=2)}, "timeline 2"),
+        ({"present": replace(HISTORY, table_oid=2)}, "dropped and made anew"),
+        ({"present": replace(HISTORY, database_oid=2)}, "a copy in the same cluster"),
+        ({"last_drawn": 89}, "was set back"),
+        ({"newest_transaction_id": 20}, "has not begun yet"),
+    ],
+)
+def test_what_postgres_alone_can_tell_is_told_without_a_ledger(change: dict[str, object], named: str) -> None:
+    fence = replace(FENCE, present=HISTORY)
+    require_history(fence)
+    with pytest.raises(HistoryError, match=named):
+        require_history(replace(fence, **change))  # type: ignore[arg-type]
+
+
+def test_an_entry_and_a_history_of_the_release_before_are_known_again() -> None:
+    """They say neither whose the entry is, nor which database the history is of; the fence row names no view."""
+    old = replace(entry(3, 2, None), shard=None)
+    key, value = old.records()[0]
+    assert value is not None
+    assert "outbox_id" not in value
+    told = value.replace('"format":2', '"format":1')
+    head_key, head_value = HEAD.record()
+    records = [(44, key, told), (45, head_key, str(head_value).replace('"format":2', '"format":1'))]
+    ledger = Ledger.read(topic_id="T", end=50, records=records)
+    assert ledger.entries == (old,)
+    fence = replace(FENCE, recorded=replace(HISTORY, database_oid=None), present=HISTORY)
+    assert recover(fence, ledger).unpurged == (old,)
+    assert recover(replace(fence, begun_view=VIEW), ledger).unpurged == (old,)
+    with pytest.raises(HistoryError, match="published by view"):
+        recover(replace(fence, begun_view=UUID(int=3)), ledger)
