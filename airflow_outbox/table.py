@@ -31,7 +31,7 @@ from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SHARD = 0
 _MOST_OTHERS = 32  # each row of the range is held against every one of them
 
