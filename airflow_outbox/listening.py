@@ -6,8 +6,8 @@ A leader announces every move of the watermark by NOTIFY as it deletes what it h
 Whether a transaction was committed, Postgres alone knows, and is asked, once a connection. When the watermark sees it,
 Postgres has the last word, in one statement: whether the watermark still counts, whether the transaction has committed,
 and whether any of its records is parked. That is asked last: a record that is parked is moved before the watermark
-moves. Where no notifications come (a connection
-pooler swallows them, nobody leads), the watermark is looked at once a second.
+moves. Where no notifications come (a connection pooler swallows them, nobody leads), the watermark is looked at once a
+second.
 
 What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one;
 while nothing happens, some in ten seconds. Many tickets are asked for in one statement.

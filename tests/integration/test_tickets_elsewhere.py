@@ -12,16 +12,21 @@ from collections.abc import Iterator
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 from leading import NAME, Leader
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
+from airflow_outbox.connection import render
 from airflow_outbox.demo.loopback import LOOPBACK
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import TicketRefusedError
+from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.listening import Listener
+from airflow_outbox.schema import init_outbox
+from airflow_outbox.sql import statements
 from airflow_outbox.tickets import TicketState, TicketStatus, ticket_status
 
 ADOPTED = """
@@ -256,3 +261,62 @@ def test_a_restart_changes_nothing(primary: EmbeddedPostgres) -> None:
     primary.restart("immediate")
     with closing(psycopg.connect(database, autocommit=True)) as connection:
         assert published(connection, ticket)
+
+
+def committed(connection: psycopg.Connection[Any], version: int) -> Ticket:
+    """Stash as a job does that commits once under an id."""
+    entry = {"app_id": "job", "version": version, "records": 1}
+    with connection.transaction():
+        ticket = stash(connection, OutboxRecord("t", "k", "v"))
+        connection.execute(render(statements("queries.sql")["commit_once"], NAME), entry)
+    return ticket
+
+
+def test_a_jobs_ticket_is_of_the_incarnation_it_was_committed_in(leader: Leader) -> None:
+    connection = leader.connection
+    ticket = committed(connection, 1)
+    connection.execute(ADOPTED)
+    leader.beat()
+    found = earlier_ticket(connection, NAME, app_id="job", version=1)
+    assert found == ticket
+    with pytest.raises(TicketRefusedError, match="of incarnation 1, the outbox is in 2"):
+        published(connection, found)
+    later = committed(connection, 2)
+    assert later.incarnation == 2
+    assert earlier_ticket(connection, NAME, app_id="job", version=2) == later
+
+
+def test_what_an_earlier_release_has_entered_keeps_its_incarnation(leader: Leader) -> None:
+    """A migration knows from the list of adoptions; of what an old job enters after it, nobody knows."""
+    connection = leader.connection
+    for version in range(3):
+        committed(connection, version)
+        connection.execute("SELECT pg_sleep(0.01)")
+        connection.execute(
+            "INSERT INTO outbox_adopted (incarnation, adopted_at, differences, reason)"
+            " VALUES (%s, clock_timestamp(), '', '')",
+            [2 * version + 2],
+        )
+        connection.execute("SELECT pg_sleep(0.01)")
+    connection.execute("ALTER TABLE outbox_commits DROP COLUMN incarnation")
+    connection.execute("DROP VIEW outbox_published")
+    connection.execute(
+        "CREATE VIEW outbox_published AS SELECT shard, outbox_id, incarnation, delivery, watermark,"
+        " covered_batch AS batch, topics FROM outbox_leader"
+    )
+    connection.execute("UPDATE outbox_leader SET schema_version = 4")
+    role = f"test_{uuid4().hex[:8]}"
+    connection.execute(f"CREATE ROLE {role}".encode())
+    connection.execute(f"GRANT SELECT (outbox_id, watermark) ON outbox_published TO {role}".encode())
+    init_outbox(connection, NAME)
+    incarnations = connection.execute("SELECT incarnation FROM outbox_commits ORDER BY version").fetchall()
+    assert incarnations == [(1,), (2,), (4,)]
+    connection.execute(f"SET ROLE {role}".encode())
+    assert connection.execute("SELECT watermark, doubt FROM outbox_published").fetchall() == [(None, None)]
+    connection.execute("RESET ROLE")
+    connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+    connection.execute("INSERT INTO outbox_commits (app_id, version, records) VALUES ('job', 7, 1)")
+    unknown = earlier_ticket(connection, NAME, app_id="job", version=7)
+    assert unknown is not None
+    with pytest.raises(TicketRefusedError, match="an earlier release"):
+        published(connection, unknown)

@@ -34,6 +34,7 @@ END
 $migration$;
 
 -- What was committed before is of the incarnation that was the present one then.
-ALTER TABLE {commits} ADD COLUMN incarnation INTEGER;
+ALTER TABLE {commits} ADD COLUMN IF NOT EXISTS incarnation INTEGER;
 UPDATE {commits} AS entry
-SET incarnation = coalesce((SELECT max(adopted.incarnation) FROM {adopted} AS adopted WHERE adopted.adopted_at <= entry.committed_at), 1);
+SET incarnation = coalesce((SELECT max(adopted.incarnation) FROM {adopted} AS adopted WHERE adopted.adopted_at <= entry.committed_at), 1)
+WHERE incarnation IS NULL;
