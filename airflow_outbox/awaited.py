@@ -66,7 +66,8 @@ class Awaited:
 
     name: OutboxName
     report_at: float
-    waiters: set[Waiter] = field(default_factory=set)
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+    """In the order in which they came."""
     followers: set[asyncio.Queue[Account | Exception]] = field(default_factory=set)
     watermarks: Watermarks | None = None
     may_count: bool | None = None

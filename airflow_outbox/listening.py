@@ -90,12 +90,12 @@ class Listener:
         """
         waiter = Waiter(ticket, has_committed, asyncio.get_running_loop().time())
         with self._attending(name) as attended:
-            attended.waiters.add(waiter)
+            attended.waiters[waiter] = None
             try:
                 while not (waiter.is_answered and waiter.news.empty()):
                     yield await _told(waiter.news)
             finally:
-                attended.waiters.discard(waiter)
+                attended.waiters.pop(waiter, None)
 
     async def accounts(self, name: OutboxName) -> AsyncGenerator[Account, None]:
         """An outbox's account, about once a second. Raises OutboxMissingError, PostgresError as `statuses`."""

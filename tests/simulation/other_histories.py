@@ -40,9 +40,10 @@ class OtherHistory(History):
 
     def judge(self, *, drained: bool) -> list[str]:
         found = [*complaints(self.world.database, self.world.broker, drained=False), *self.bugs()]
+        found += self.told(incarnation=None)
         noticed = any(True for _ in self._noticed())
         if not drained and not noticed:
-            found.append("stuck, and nobody says why")
+            found.append("stuck: nobody says why")
         return [complaint for complaint in found if not complaint.startswith("out of order")]
 
     def has_ended(self) -> bool:
@@ -74,6 +75,8 @@ class OtherHistory(History):
         new_timeline = random.random() < 0.5
         newest = database.flushed if new_timeline else self._told()
         database.restore(max(newest - random.randrange(random.choice((3, 30, 300))), 0), new_timeline=new_timeline)
+        if not new_timeline or database.state.fence.recorded is None:
+            self.waiting.undo()
 
     def _told(self) -> int:
         """The position in Postgres' log where the fence row was not yet as the ledger says it was."""
@@ -112,6 +115,7 @@ class Adopted(OtherHistory):
         if any(True for _ in self._noticed()):
             await self._adopt()
             self._is_adopted = True
+            await self.applications.go_on(8)
         return await super().end()
 
     def has_ended(self) -> bool:
@@ -120,7 +124,9 @@ class Adopted(OtherHistory):
     def judge(self, *, drained: bool) -> list[str]:
         found = complaints(self.world.database, self.world.broker, exactly_once=False, drained=drained)
         if not drained:
-            found.append("stuck, although it was adopted")
+            found.append("stuck: although it was adopted")
+        is_told = drained and self._is_adopted
+        found += self.told(incarnation=self.world.database.state.fence.incarnation if is_told else None)
         return [complaint for complaint in found + self.bugs() if not complaint.startswith("out of order")]
 
     async def _adopt(self) -> None:

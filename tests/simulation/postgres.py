@@ -81,6 +81,8 @@ class State:
     next_transaction_id: int = 1000
     latest_completed: int = 999
     table_oid: int = 1
+    outcomes: dict[int, bool] = field(default_factory=dict)
+    """Which transactions have ended, and whether by a commit."""
 
     def begin(self, transaction_id: int) -> None:
         self.open[transaction_id] = []
@@ -95,6 +97,7 @@ class State:
     def end(self, transaction_id: int, committed: bool) -> None:
         rows = self.open.pop(transaction_id)
         self.prepared.discard(transaction_id)
+        self.outcomes[transaction_id] = committed
         self.latest_completed = max(self.latest_completed, transaction_id)
         if committed:
             self.rows.update((row.record.id, row) for row in rows)
@@ -212,6 +215,9 @@ class Database:
         self.past: list[list[Change]] = []
         """The logs of histories that were restored away, as far as they were flushed."""
         self.on_crash: list[Callable[[], None]] = []
+        self.on_announce: list[Callable[[str], None]] = []
+        """Told what a leader announces, when the statement has ended that it is part of."""
+        self._announced: list[str] = []
         self._tick = tick
         self._life = 0
 
@@ -242,6 +248,10 @@ class Database:
         """A statement that is a transaction of its own, with synchronous_commit on."""
         self.write(change, self.state.next_transaction_id, *values)
         self.flush()
+        announced, self._announced = self._announced, []
+        for text in announced:
+            for told in list(self.on_announce):
+                told(text)
 
     def delete(self, ids: Iterable[int]) -> None:
         self.statement("delete", tuple(ids), self._tick())
@@ -253,6 +263,7 @@ class Database:
         """Part of a statement: it is written with the statement's own change, which follows."""
         if watermark is not None:
             self.write("announce", watermark, self._tick())
+            self._announced.append(f"0 {self.state.fence.incarnation} {watermark}")
 
     def flush(self) -> None:
         self.flushed = len(self.log)
@@ -265,6 +276,20 @@ class Database:
     @property
     def history(self) -> History:
         return History(self.system_identifier, self.timeline, self.state.table_oid)
+
+    def outcome(self, transaction_id: int) -> str:
+        """What pg_xact_status() says."""
+        if transaction_id >= self.snapshot().xmax or transaction_id in self.state.open:
+            return "in progress"
+        return "committed" if self.state.outcomes.get(transaction_id) else "aborted"
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the view of what is published shows no watermark."""
+        fence = self.state.fence
+        if fence.halted is not None or fence.recorded is None:
+            return fence.halted
+        return None if fence.recorded == self.history else f"{self.history} is not {fence.recorded}"
 
     # Bad days
 
@@ -303,6 +328,7 @@ class Database:
 
     def _restart(self, position: int) -> None:
         self._life += 1
+        self._announced.clear()
         del self.log[position:]
         self.flushed = position
         self.state = State()
