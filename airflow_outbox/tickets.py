@@ -217,7 +217,10 @@ class LastWord:
     @classmethod
     def read(cls, rows: Sequence[tuple[Any, ...]]) -> Mapping[int, LastWord]:
         """Make sense of the statement `settled`: by transaction id."""
-        return {number: cls(*word, reasons=tuple(reasons)) for number, *word, reasons in rows}
+        return {
+            number: cls(holds, outcome, parked, discarded, tuple(reasons))
+            for number, holds, outcome, parked, discarded, reasons in rows
+        }
 
     @property
     def confirms(self) -> bool:

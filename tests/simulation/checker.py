@@ -76,6 +76,9 @@ class Committed:
                 found.truncated.update(values.values())
                 values.clear()
                 unclaimed.clear()
+            elif change == "load":
+                opened.clear()
+                unclaimed.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         return found

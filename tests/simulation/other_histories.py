@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -28,15 +28,21 @@ class OtherHistory(History):
     changed = False
 
     async def _disturb(self) -> None:
-        changing = self.world.random.choice(
-            (self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose, self._shorten)
-        )
+        changing = self.world.random.choice(self._changes)
         disturbing = asyncio.create_task(super()._disturb())
         await asyncio.sleep(4 + 12 * self.world.random.random())
         self.steps.append(f"{asyncio.get_running_loop().time():.2f} {changing.__name__.strip('_')}")
         changing()
         self.changed = True
         await disturbing
+
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return (*self._changes_that_are_adopted, self._load)
+
+    @property
+    def _changes_that_are_adopted(self) -> Sequence[Callable[[], None]]:
+        return self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose, self._shorten
 
     def judge(self, *, drained: bool) -> list[str]:
         found = [*complaints(self.world.database, self.world.broker, drained=False), *self.bugs()]
@@ -78,6 +84,12 @@ class OtherHistory(History):
         if not new_timeline or database.state.fence.recorded is None:
             self.waiting.undo()
 
+    def _load(self) -> None:
+        """A dump is loaded into a younger cluster, and applications go on there."""
+        self.world.database.load_elsewhere()
+        if self.world.database.state.fence.recorded is None:
+            self.waiting.undo()
+
     def _told(self) -> int:
         """The position in Postgres' log where the fence row was not yet as the ledger says it was."""
         heads = [record for record in self.world.broker.partition(LEDGER).committed() if record.key == HEAD]
@@ -110,13 +122,27 @@ class Adopted(OtherHistory):
 
     _is_adopted = False
 
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return self._changes_that_are_adopted
+
     async def end(self) -> list[str]:
         await self.drain()
         if any(True for _ in self._noticed()):
             await self._adopt()
             self._is_adopted = True
             await self.applications.go_on(8)
+            if self.world.random.random() < 0.5:
+                await self._adopt_again()
         return await super().end()
+
+    async def _adopt_again(self) -> None:
+        """Another ledger, which is adopted before a leader or a listener has noticed; all harvesters are stopped."""
+        await asyncio.gather(*(member.stop() for member in list(self.world.members)))
+        self._lose()
+        await self._adopt()
+        self._start()
+        await self.applications.go_on(4)
 
     def has_ended(self) -> bool:
         return not self.world.database.state.rows if self._is_adopted else super().has_ended()
@@ -135,7 +161,7 @@ class Adopted(OtherHistory):
         for _ in range(2):
             with contextlib.suppress(Concurrent):
                 broker.initialise(TRANSACTIONAL_ID)
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.3)
         partition, fence = broker.partition(LEDGER), database.state.fence
         records = [(record.offset, record.key, record.value) for record in partition.committed()]
         ledger = Ledger.read(topic_id=str(broker.ledger_id), end=partition.end, records=records)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
+from simulation import waiting
 from simulation.log import SimulatedTransactionalLog
 from simulation.planted_ports import (
     FencesLate,
@@ -27,9 +28,12 @@ from simulation.planted_ports import (
     Unfenced,
 )
 from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
+from simulation.planted_waiting import AsksParkedFirst, BelievesOldNews, NeverLooks, RefusesByOldLooks, ShowsAnyHistory
 from simulation.table import SimulatedTable
+from simulation.verdicts import Verdict
 from simulation.world import SOUND, Design
 
+from airflow_outbox import listening
 from airflow_outbox.errors import FencedError, PostgresError
 from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once, modes
@@ -54,6 +58,8 @@ class Bug:
     place: object = None
     attribute: str = ""
     value: Any = None
+    found_by: Collection[Verdict] = ()
+    """The verdicts of which one has to find it; any other complaint does not count."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -256,6 +262,10 @@ def _tracking(name: str, place: object, attribute: str, value: Any) -> Bug:
     return Bug(name, "exactly_once", SOUND, place, attribute, value)
 
 
+def _waiting(name: str, attribute: str, value: type[Any], kind: str = "exactly_once") -> Bug:
+    return Bug(name, kind, SOUND, listening, attribute, value)
+
+
 OTHER = "other_histories"
 ATOMIC = Design(atomic=True)
 AT_LEAST_ONCE = Design(delivery="at_least_once")
@@ -303,4 +313,9 @@ BUGS: Collection[Bug] = (
     _recovery("other histories are not looked for", _believes_all, OTHER),
     _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
     _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
+    _waiting("'parked' is asked before the watermark", "Listener", AsksParkedFirst, "poisoned"),
+    _waiting("what was heard on a lost connection is believed", "Awaited", BelievesOldNews, OTHER),
+    _waiting("a ticket is refused by an old look", "Awaited", RefusesByOldLooks, "adopted"),
+    _waiting("a listener relies on announcements", "Awaited", NeverLooks),
+    Bug("a watermark is shown in any history", OTHER, SOUND, waiting, "SimulatedSession", ShowsAnyHistory),
 )

@@ -182,6 +182,13 @@ class State:
         self._change(transaction_id)
         self.rows, self.last_drawn, self.table_oid = {}, 0, table_oid
 
+    def load(self, transaction_id: int, table_oid: int) -> None:
+        """All that is committed stands in another cluster now, which is younger and has seen no transaction of it."""
+        self.open.clear()
+        self.prepared.clear()
+        self.outcomes.clear()
+        self.next_transaction_id, self.latest_completed, self.table_oid = 1000, 999, table_oid
+
     def recover(self) -> None:
         """What a restart does: transactions that were neither ended nor prepared are rolled back."""
         for transaction_id in [number for number in self.open if number not in self.prepared]:
@@ -312,6 +319,13 @@ class Database:
         """DROP TABLE and CREATE TABLE."""
         self.past.append(self.log[: self.flushed])
         self.statement("exchange", self.state.table_oid + 1)
+
+    def load_elsewhere(self) -> None:
+        """pg_dump, and the dump is loaded into another cluster, which gives out lower transaction ids."""
+        self.past.append(self.log[: self.flushed])
+        self._restart(self.flushed)
+        self.system_identifier += 1
+        self.statement("load", self.state.table_oid + 1)
 
     def set_back(self, number: int) -> None:
         """setval()."""

@@ -8,13 +8,27 @@ from enum import StrEnum
 class Verdict(StrEnum):
     """What can be wrong in a history.
 
-    Of records: `LOST`; `DOUBLED`; `OUT_OF_ORDER` within a topic and key; `FOREIGN`, never committed in Postgres, or
-    undone by a crash; `TORN`, a source transaction of which only a part became visible at a time; `DISCARDED_PUBLISHED`,
-    an operator had thrown it away; `PURGED_UNPUBLISHED`, deleted before it was readable. Of what is told:
-    `FALSE_WATERMARK`, which sees a transaction that is not readable as a whole, or goes back; `FALSE_COUNTS` of what was
-    published; `FALSE_PUBLISHED`, a waiter was told so too early; `MISSING_PUBLISHED`, a waiter was never told. Of
-    members: `STUCK`, records are left; `FALSE_ALARM`, another history was found where there is none; `DUEL`, a take-over
-    without an election; `BUG`, an error that nobody expects.
+    Of records:
+
+    - `LOST`, `DOUBLED`, or `OUT_OF_ORDER` within a topic and key;
+    - `FOREIGN`: never committed in Postgres, or undone by a crash;
+    - `TORN`: a source transaction of which only a part became visible at a time;
+    - `DISCARDED_PUBLISHED`: an operator had thrown the record away;
+    - `PURGED_UNPUBLISHED`: deleted before it was readable.
+
+    Of what is told:
+
+    - `FALSE_WATERMARK`: it sees a transaction that is not readable as a whole, or goes back;
+    - `FALSE_COUNTS` of what was published;
+    - `FALSE_PUBLISHED`: a waiter was told so too early;
+    - `MISSING_PUBLISHED`: a waiter was never told, or was refused.
+
+    Of members:
+
+    - `STUCK`: records are left;
+    - `FALSE_ALARM`: another history was found where there is none;
+    - `DUEL`: a member took over without being elected;
+    - `BUG`: an error that nobody expects.
     """
 
     LOST = "lost"

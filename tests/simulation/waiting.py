@@ -64,8 +64,8 @@ class Waiting:
         return wait
 
     def undo(self) -> None:
-        """The database was restored to an earlier time, and nothing in it tells so: its timeline is the same, or no leader
-        has recorded one yet. What is told of the transactions that are gone now, nobody can promise.
+        """The database was restored to an earlier time, and nothing in it tells so: its timeline is the same, or no
+        leader has recorded one yet. Nobody can promise what is told of the transactions that are gone now.
         """
         state = self._server.database.state
         for wait in self.waits:
@@ -105,8 +105,10 @@ class Waiting:
     def complaints(
         self, histories: Sequence[Committed], sightings: Sequence[Seen], *, incarnation: int | None
     ) -> Iterator[str]:
-        """What is wrong. `incarnation`: all who wait for a ticket of that one ought to have been told by now, and others
-        that they never will be; None: nobody has to be told anything.
+        """What is wrong.
+
+        All who wait for a ticket of `incarnation` ought to have been told by now, and all others that they never will
+        be. None: nobody has to be told anything.
         """
         truncated = {value for history in histories for value in history.truncated}
         discarded = {value for history in histories for value in history.discarded}
@@ -140,7 +142,7 @@ class SimulatedSession:
     """A listener's session with the simulated Postgres.
 
     An announcement travels like an answer; while the way is cut, it is lost. Behind a pooler each statement finds a
-    server as long as there is one.
+    server as long as there is one, and announcements come, or none ever does.
     """
 
     def __init__(self, server: Server, link: Link, *, is_pooled: bool) -> None:
@@ -149,6 +151,7 @@ class SimulatedSession:
         self._is_pooled = is_pooled
         self._backend: Backend | None = None
         self._is_listening = False
+        self._is_passed_on = link.network.random.random() < 0.5
         self._wake: Callable[[], None] | None = None
         self._arrived: list[tuple[str, str]] = []
         self._latest = 0.0
@@ -187,7 +190,7 @@ class SimulatedSession:
         return await self._link.ask(name, lambda answer: self._server.run(self._backend, answer, effect))
 
     def _announced(self, text: str) -> None:
-        is_heard = self._backend is None or self._backend.is_alive
+        is_heard = self._is_passed_on if self._backend is None else self._backend.is_alive
         if self._is_listening and is_heard and not self._link.cut:
             loop = asyncio.get_running_loop()
             self._latest = max(self._latest, loop.time() + self._link.network.delay())
