@@ -10,6 +10,10 @@ FROM {published} ORDER BY shard
 SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_postmaster_start_time())::text, batch, topics
 FROM {published} ORDER BY shard
 
+-- doubt --
+-- Why nobody can tell what is published; no row where it can be told.
+SELECT doubt FROM {published} WHERE doubt IS NOT NULL ORDER BY shard LIMIT 1
+
 -- outcomes --
 -- What became of transactions, and under which name one was prepared and not ended. An id at or above the snapshot's xmax has not
 -- ended, and of one that has not begun Postgres would not say anything. Of very old ones it has forgotten it (null).
