@@ -238,62 +238,103 @@ class Duels(Harvester):
             raise PostgresError("simulated: fenced") from error
 
 
-def _table(name: str, table: Callable[..., SimulatedTable], kind: str = "exactly_once") -> Bug:
-    return Bug(name, kind, Design(table=table))
+Verdicts = Collection[Verdict]
 
 
-def _log(name: str, log: Callable[..., SimulatedTransactionalLog]) -> Bug:
-    return Bug(name, design=Design(transactional_log=log))
+def _table(
+    name: str, table: Callable[..., SimulatedTable], kind: str = "exactly_once", *, found_by: Verdicts = ()
+) -> Bug:
+    return Bug(name, kind, Design(table=table), found_by=found_by)
 
 
-def _term(name: str, term: type[ExactlyOnceTerm], design: Design = SOUND) -> Bug:
-    return Bug(name, "exactly_once", design, modes, "ExactlyOnceTerm", term)
+def _log(name: str, log: Callable[..., SimulatedTransactionalLog], *, found_by: Verdicts = ()) -> Bug:
+    return Bug(name, design=Design(transactional_log=log), found_by=found_by)
 
 
-def _recovery(name: str, recover: Callable[..., Any], kind: str = "exactly_once") -> Bug:
-    return Bug(name, kind, SOUND, exactly_once, "recover", recover)
+def _term(name: str, term: type[ExactlyOnceTerm], design: Design = SOUND, *, found_by: Verdicts = ()) -> Bug:
+    return Bug(name, "exactly_once", design, modes, "ExactlyOnceTerm", term, found_by)
 
 
-def _windows(name: str, value: type[windows.Windows]) -> Bug:
-    return Bug(name, "exactly_once", SOUND, exactly_once, "Windows", value)
+def _recovery(name: str, recover: Callable[..., Any], kind: str = "exactly_once", *, found_by: Verdicts = ()) -> Bug:
+    return Bug(name, kind, SOUND, exactly_once, "recover", recover, found_by)
 
 
-def _tracking(name: str, place: object, attribute: str, value: Any) -> Bug:
-    return Bug(name, "exactly_once", SOUND, place, attribute, value)
+def _windows(name: str, value: type[windows.Windows], *, found_by: Verdicts = ()) -> Bug:
+    return Bug(name, "exactly_once", SOUND, exactly_once, "Windows", value, found_by)
 
 
-def _waiting(name: str, attribute: str, value: type[Any], kind: str = "exactly_once") -> Bug:
-    return Bug(name, kind, SOUND, listening, attribute, value)
+def _tracking(name: str, place: object, attribute: str, value: Any, *, found_by: Verdicts = ()) -> Bug:
+    return Bug(name, "exactly_once", SOUND, place, attribute, value, found_by)
+
+
+def _waiting(
+    name: str, attribute: str, value: type[Any], kind: str = "exactly_once", *, found_by: Verdicts = ()
+) -> Bug:
+    return Bug(name, kind, SOUND, listening, attribute, value, found_by)
 
 
 OTHER = "other_histories"
 ATOMIC = Design(atomic=True)
 AT_LEAST_ONCE = Design(delivery="at_least_once")
 BUGS: Collection[Bug] = (
-    _table("the fence row is ignored", Unfenced),
-    _log("older producers are not fenced", FencesNobody),
-    _log("the ledger is read before older producers are fenced", FencesLate),
-    _recovery("what the ledger says is committed is not purged", _forgets_ledger),
-    _log("the ledger is written after the transaction", LedgerApart),
-    _log("the ledger is written outside any transaction", LedgerFirst),
-    _table("purges are by range", PurgesByRange),
-    _term("purges come before the commit", PurgesBeforeCommit),
-    _table("what is visible is taken for durable", NeverFlushes),
-    _term("the ledger tells of a witness that is not durable", WitnessesEarly),
-    _term("entries are deleted before their batches are purged", BuriesEarly),
-    _windows("records are read by id only", ReadsByIds),
-    _windows("windows forget transactions in progress", ForgetsInProgress),
-    _windows("a window's next pages are not of its snapshot", PagesFreely),
-    _log("an uncertain commit is taken for failed", TakesCommitForFailed),
-    _log("an uncertain commit is taken for done", TakesCommitForDone),
-    _table("an uncertain purge is taken for done", ForgetsPurges),
-    _term("reading begins before recovery", ReadsBeforeRecovery),
-    _term("windows outlive their term", Remembers),
-    _recovery("batch numbers are used again", _reuses_numbers),
-    Bug("a record is moved before the ledger says so", "poisoned", SOUND, modes, "ExactlyOnceTerm", ParksFirst),
-    Bug("later records do not wait behind a parked one", "poisoned", SOUND, ParkedLanes, "holds", _never),
-    Bug("the ledger does not tell of parked records that are published", "poisoned", SOUND, Batch, "entry", _untold),
-    Bug("a lane flows again while records wait in it", "poisoned", SOUND, ParkedLanes, "gone", _forget_lanes),
+    _table("the fence row is ignored", Unfenced, found_by=(Verdict.FALSE_WATERMARK,)),
+    _log("older producers are not fenced", FencesNobody, found_by=(Verdict.DOUBLED,)),
+    _log("the ledger is read before older producers are fenced", FencesLate, found_by=(Verdict.DOUBLED,)),
+    _recovery("what the ledger says is committed is not purged", _forgets_ledger, found_by=(Verdict.DOUBLED,)),
+    _log("the ledger is written after the transaction", LedgerApart, found_by=(Verdict.DOUBLED,)),
+    _log("the ledger is written outside any transaction", LedgerFirst, found_by=(Verdict.LOST,)),
+    _table("purges are by range", PurgesByRange, found_by=(Verdict.LOST,)),
+    _term("purges come before the commit", PurgesBeforeCommit, found_by=(Verdict.LOST,)),
+    _table("what is visible is taken for durable", NeverFlushes, found_by=(Verdict.FOREIGN,)),
+    _term("the ledger tells of a witness that is not durable", WitnessesEarly, found_by=(Verdict.FALSE_ALARM,)),
+    _term("entries are deleted before their batches are purged", BuriesEarly, found_by=(Verdict.FALSE_ALARM,)),
+    _windows("records are read by id only", ReadsByIds, found_by=(Verdict.STUCK, Verdict.OUT_OF_ORDER)),
+    _windows(
+        "windows forget transactions in progress", ForgetsInProgress, found_by=(Verdict.STUCK, Verdict.OUT_OF_ORDER)
+    ),
+    _windows("a window's next pages are not of its snapshot", PagesFreely, found_by=(Verdict.FALSE_WATERMARK,)),
+    _log("an uncertain commit is taken for failed", TakesCommitForFailed, found_by=(Verdict.DOUBLED,)),
+    _log("an uncertain commit is taken for done", TakesCommitForDone, found_by=(Verdict.PURGED_UNPUBLISHED,)),
+    _table("an uncertain purge is taken for done", ForgetsPurges, found_by=(Verdict.DOUBLED,)),
+    _term("reading begins before recovery", ReadsBeforeRecovery, found_by=(Verdict.DOUBLED,)),
+    _term("windows outlive their term", Remembers, found_by=(Verdict.STUCK, Verdict.OUT_OF_ORDER)),
+    _recovery("batch numbers are used again", _reuses_numbers, found_by=(Verdict.FALSE_ALARM,)),
+    Bug(
+        "a record is moved before the ledger says so",
+        "poisoned",
+        SOUND,
+        modes,
+        "ExactlyOnceTerm",
+        ParksFirst,
+        found_by=(Verdict.OUT_OF_ORDER,),
+    ),
+    Bug(
+        "later records do not wait behind a parked one",
+        "poisoned",
+        SOUND,
+        ParkedLanes,
+        "holds",
+        _never,
+        found_by=(Verdict.OUT_OF_ORDER,),
+    ),
+    Bug(
+        "the ledger does not tell of parked records that are published",
+        "poisoned",
+        SOUND,
+        Batch,
+        "entry",
+        _untold,
+        found_by=(Verdict.DOUBLED,),
+    ),
+    Bug(
+        "a lane flows again while records wait in it",
+        "poisoned",
+        SOUND,
+        ParkedLanes,
+        "gone",
+        _forget_lanes,
+        found_by=(Verdict.OUT_OF_ORDER,),
+    ),
     Bug(
         "what waits for a record is not looked at again when that is gone",
         "poisoned_at_least_once",
@@ -301,21 +342,75 @@ BUGS: Collection[Bug] = (
         ParkedLanes,
         "divert_again",
         _as_before,
+        found_by=(Verdict.STUCK, Verdict.OUT_OF_ORDER),
     ),
-    Bug("a fenced member takes over again", design=Design(harvester=Duels)),
-    Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
-    _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC),
-    _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
-    _term("a page counts as its window", TakesPageForWindow),
-    _term("a window's snapshot is its last page's", EndsWindowsLate),
-    _tracking("what earlier views have left is purged and not counted", Entry, "topics", no_topics),
-    _table("purges are by id only", PurgesUnseen, OTHER),
-    _recovery("other histories are not looked for", _believes_all, OTHER),
-    _recovery("leaders' beats are not compared", _ignores_beats, OTHER),
-    _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
-    _waiting("'parked' is asked before the watermark", "Listener", AsksParkedFirst, "poisoned"),
-    _waiting("what was heard on a lost connection is believed", "Awaited", BelievesOldNews, OTHER),
-    _waiting("a ticket is refused by an old look", "Awaited", RefusesByOldLooks, "adopted"),
-    _waiting("a listener relies on announcements", "Awaited", NeverLooks),
-    Bug("a watermark is shown in any history", OTHER, SOUND, waiting, "SimulatedSession", ShowsAnyHistory),
+    Bug("a fenced member takes over again", design=Design(harvester=Duels), found_by=(Verdict.DUEL,)),
+    Bug(
+        "transactions are cut anywhere",
+        "atomic",
+        ATOMIC,
+        exactly_once,
+        "Closure",
+        CutsAnywhere,
+        found_by=(Verdict.TORN,),
+    ),
+    _term("a stop commits a transaction in parts", CommitsWhenStopped, ATOMIC, found_by=(Verdict.TORN,)),
+    _tracking(
+        "what is sent counts as published",
+        exactly_once,
+        "FlushTracking",
+        FlushesEarly,
+        found_by=(Verdict.FALSE_WATERMARK,),
+    ),
+    _term("a page counts as its window", TakesPageForWindow, found_by=(Verdict.FALSE_WATERMARK,)),
+    _term("a window's snapshot is its last page's", EndsWindowsLate, found_by=(Verdict.FALSE_WATERMARK,)),
+    _tracking(
+        "what earlier views have left is purged and not counted",
+        Entry,
+        "topics",
+        no_topics,
+        found_by=(Verdict.FALSE_COUNTS,),
+    ),
+    _table("purges are by id only", PurgesUnseen, OTHER, found_by=(Verdict.PURGED_UNPUBLISHED,)),
+    _recovery(
+        "other histories are not looked for",
+        _believes_all,
+        OTHER,
+        found_by=(Verdict.PURGED_UNPUBLISHED, Verdict.DOUBLED),
+    ),
+    _recovery(
+        "leaders' beats are not compared", _ignores_beats, OTHER, found_by=(Verdict.PURGED_UNPUBLISHED, Verdict.DOUBLED)
+    ),
+    _recovery("incarnations are not compared", _ignores_incarnations, "adopted", found_by=(Verdict.STUCK,)),
+    _waiting(
+        "'parked' is asked before the watermark",
+        "Listener",
+        AsksParkedFirst,
+        "poisoned",
+        found_by=(Verdict.FALSE_PUBLISHED,),
+    ),
+    _waiting(
+        "what was heard on a lost connection is believed",
+        "Awaited",
+        BelievesOldNews,
+        OTHER,
+        found_by=(Verdict.FALSE_PUBLISHED,),
+    ),
+    _waiting(
+        "a ticket is refused by an old look",
+        "Awaited",
+        RefusesByOldLooks,
+        "adopted",
+        found_by=(Verdict.MISSING_PUBLISHED,),
+    ),
+    _waiting("a listener relies on announcements", "Awaited", NeverLooks, found_by=(Verdict.MISSING_PUBLISHED,)),
+    Bug(
+        "a watermark is shown in any history",
+        OTHER,
+        SOUND,
+        waiting,
+        "SimulatedSession",
+        ShowsAnyHistory,
+        found_by=(Verdict.FALSE_PUBLISHED,),
+    ),
 )
