@@ -27,6 +27,7 @@ from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.listening import Listener
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.sql import statements
+from airflow_outbox.status import read_status
 from airflow_outbox.tickets import TicketState, TicketStatus, ticket_status
 
 ADOPTED = """
@@ -237,7 +238,9 @@ async def test_nothing_is_published_while_harvesting_is_halted(database: str, le
     assert found[-1].state is TicketState.HALTED
     assert "the ledger is empty" in str(found[-1])
     assert shown(leader.connection) == [(None,)]
+    assert read_status(leader.connection, NAME).doubt == "the ledger is empty"
     leader.connection.execute("UPDATE outbox_leader SET halted = NULL")
+    assert read_status(leader.connection, NAME).doubt is None
     leader.beat()
     async with asyncio.timeout(10):
         assert (await waiting).state is TicketState.PUBLISHED
