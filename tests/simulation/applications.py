@@ -3,7 +3,8 @@
 They keep to what the order of a key asks for: whoever writes records of a key holds that key's lock from before the
 first id is drawn until the transaction has ended.
 
-Somebody waits for each ticket whose commit is acknowledged: from then on, or from before the commit.
+Where there is a listener, somebody waits for each ticket whose commit is acknowledged: from then on, or from before the
+commit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FLUSH_INTERVAL = 1.5
 class Applications:
     """Writes `transactions` by several writers, until all have ended one way or the other."""
 
-    def __init__(self, world: World, waiting: Waiting, *, transactions: int, writers: int = 4) -> None:
+    def __init__(self, world: World, waiting: Waiting | None = None, *, transactions: int, writers: int = 4) -> None:
         self._world = world
         self._random = world.random
         self._waiting = waiting
@@ -86,19 +87,23 @@ class Applications:
         draw = self._random.random()
         wait: Wait | None = None
         if draw < 0.1 or draw >= 0.92:
-            wait = self._waiting.begin(ticket, values, has_committed=False)
+            wait = self._wait(ticket, values, has_committed=False)
         if draw < 0.15:
             await self._pause(8.0)
         if draw < 0.45:
             transaction.commit()
-            wait = wait or self._waiting.begin(ticket, values, has_committed=draw < 0.3)
-            wait.is_acknowledged = True
+            wait = wait or self._wait(ticket, values, has_committed=draw < 0.3)
+            if wait is not None:
+                wait.is_acknowledged = True
         elif draw < 0.8:
             transaction.commit(synchronous=False)
         elif draw < 0.92:
             transaction.rollback()
         else:
             await self._end_prepared(transaction.prepare(), wait)
+
+    def _wait(self, ticket: Ticket, values: list[str], *, has_committed: bool) -> Wait | None:
+        return self._waiting and self._waiting.begin(ticket, values, has_committed=has_committed)
 
     async def _end_prepared(self, prepared: PreparedTransaction, wait: Wait | None) -> None:
         committed = self._random.random() < 0.7
