@@ -10,7 +10,7 @@ from simulation.histories import History, Outcome, simulated
 from simulation.kafka import Broker
 from simulation.log import SimulatedTransactionalLog
 from simulation.network import Link
-from simulation.other_histories import Adopted, OtherHistory
+from simulation.other_histories import Adopted, OtherHistory, Restored
 from simulation.poisoned import Poisoned
 from simulation.world import SOUND, Design, Member
 
@@ -47,6 +47,7 @@ KINDS = {
     "atomic": Kind(Design(atomic=True), one_of=4),
     "renamed": Kind(Design(transactional_log=_OfTwoNames), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
+    "restored": Kind(history=Restored, one_of=8),
     "adopted": Kind(history=Adopted, one_of=8),
     "poisoned": Kind(history=Poisoned, one_of=4),
     "poisoned_atomic": Kind(Design(atomic=True), Poisoned, one_of=8),

@@ -114,6 +114,14 @@ class OtherHistory(History):
         new.records = [record for record in old.records if record.offset < new.end]
 
 
+class Restored(OtherHistory):
+    """A backup is put back, or a replica is promoted: what shows of it is the least."""
+
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return (self._restore,)
+
+
 class Adopted(OtherHistory):
     """The same; and when a member has noticed, an operator adopts, and everything is published.
 

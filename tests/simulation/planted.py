@@ -379,7 +379,10 @@ BUGS: Collection[Bug] = (
         found_by=(Verdict.PURGED_UNPUBLISHED, Verdict.DOUBLED),
     ),
     _recovery(
-        "leaders' beats are not compared", _ignores_beats, OTHER, found_by=(Verdict.PURGED_UNPUBLISHED, Verdict.DOUBLED)
+        "leaders' beats are not compared",
+        _ignores_beats,
+        "restored",
+        found_by=(Verdict.PURGED_UNPUBLISHED, Verdict.DOUBLED),
     ),
     _recovery("incarnations are not compared", _ignores_incarnations, "adopted", found_by=(Verdict.STUCK,)),
     _waiting(
