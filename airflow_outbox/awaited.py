@@ -1,10 +1,16 @@
-"""What is known of an outbox that somebody waits for, and who waits for what: the listener's memory. It asks nobody."""
+"""What is known of an outbox that somebody waits for, and who waits for what: the listener's memory. It asks nobody.
+
+What is known holds on one connection. On a new one another server may answer, of another history, that gives the same
+transaction ids to other transactions. So a lost connection wipes it out: the watermarks that were announced, and what
+became of transactions. A ticket is refused only by what was looked at after its waiter had come: an adoption that is
+older than the ticket may be younger than the last look.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.names import OutboxName
@@ -37,9 +43,11 @@ class Waiter:
 
     ticket: Ticket
     has_committed: bool
+    came_at: float = NEVER
     news: asyncio.Queue[TicketStatus | Exception] = field(default_factory=asyncio.Queue)
     is_new: bool = True
     is_parked: bool = False
+    is_halted: bool = False
     is_answered: bool = False
 
     def tell(self, told: TicketStatus | Exception) -> None:
@@ -47,6 +55,7 @@ class Waiter:
         if isinstance(told, TicketStatus):
             self.has_committed |= told.state in (TicketState.WAITING, TicketState.PARKED)
             self.is_parked = told.state is TicketState.PARKED
+            self.is_halted = told.state is TicketState.HALTED
         self.is_answered = isinstance(told, Exception) or told.is_final
         self.news.put_nowait(told)
 
@@ -57,7 +66,8 @@ class Awaited:
 
     name: OutboxName
     report_at: float
-    waiters: set[Waiter] = field(default_factory=set)
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+    """In the order in which they came."""
     followers: set[asyncio.Queue[Account | Exception]] = field(default_factory=set)
     watermarks: Watermarks | None = None
     may_count: bool | None = None
@@ -75,18 +85,39 @@ class Awaited:
         assert self.watermarks is not None
         return f"outbox {self.watermarks.outbox_id}"
 
+    def begin(self) -> None:
+        """Begin on a new connection: nothing that was heard on another one is believed."""
+        self.watermarks = None
+        self.looked_at = self.heard_at = self.greeted_at = self.asked_for_parked_at = NEVER
+        for waiter in self.waiters:
+            waiter.has_committed = False
+
+    def distrust(self, transaction_ids: Collection[int]) -> None:
+        """Take note that Postgres did not confirm what is known: it is to be asked again, of all."""
+        assert self.watermarks is not None
+        unknown: tuple[Snapshot | None, ...] = (None,) * len(self.watermarks.shards)
+        self.watermarks = replace(self.watermarks, shards=unknown)
+        self.looked_at = NEVER
+        for waiter in self.waiters:
+            waiter.has_committed &= waiter.ticket.transaction_id not in transaction_ids
+
     def is_to_look(self, now: float) -> bool:
+        if now - self.looked_at >= GREETING_INTERVAL and any(map(self._is_too_new, self.unanswered())):
+            return True
         quiet = now - self.heard_at < _HEARD_FOR and not self.followers
         return now - self.looked_at >= (_QUIET_LOOK_INTERVAL if quiet else LOOK_INTERVAL)
 
     def due(self, now: float) -> list[Waiter]:
-        """Those for whom there may be an answer; now and then those who have come, and those of parked records."""
+        """Those for whom there may be an answer; now and then those who have come, and those of parked records.
+        All, when a doubt begins or ends.
+        """
         greeting = now - self.greeted_at >= GREETING_INTERVAL
         of_parked = now - self.asked_for_parked_at >= _PARKED_INTERVAL
         due = [
             waiter
-            for waiter in self.unanswered()
-            if (of_parked if waiter.is_parked else (greeting and waiter.is_new) or self._sees(waiter))
+            for waiter in self.answerable()
+            if waiter.is_halted != self.is_doubtful
+            or (of_parked if waiter.is_parked else (greeting and waiter.is_new) or self._sees(waiter))
         ]
         if any(waiter.is_new for waiter in due):
             self.greeted_at = now
@@ -100,6 +131,14 @@ class Awaited:
     def unanswered(self) -> list[Waiter]:
         return [waiter for waiter in self.waiters if not waiter.is_answered]
 
+    def answerable(self) -> list[Waiter]:
+        """Those of whom enough is known to answer them."""
+        return [waiter for waiter in self.unanswered() if not self._is_too_new(waiter)]
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.watermarks is not None and self.watermarks.doubt is not None
+
     def judge(
         self, waiters: Collection[Waiter], outcomes: Mapping[int, Outcome]
     ) -> dict[Waiter, TicketStatus | OutboxError]:
@@ -108,7 +147,8 @@ class Awaited:
         assert self.watermarks is not None
         verdicts: dict[Waiter, TicketStatus | OutboxError] = {}
         for waiter in waiters:
-            outcome = COMMITTED if waiter.has_committed else outcomes[waiter.ticket.transaction_id]
+            is_asked = not (waiter.has_committed or self.is_doubtful)
+            outcome = outcomes[waiter.ticket.transaction_id] if is_asked else COMMITTED
             try:
                 verdicts[waiter] = judge(waiter.ticket, outcome, self.watermarks)
             except OutboxError as error:
@@ -118,7 +158,7 @@ class Awaited:
     def learn(self, found: Watermarks) -> None:
         """Take note of what is stored, which may be older than what was announced."""
         known = self.watermarks
-        if known is not None and (known.outbox_id, known.incarnation) == (found.outbox_id, found.incarnation):
+        if known is not None and found.continues(known):
             for shard, watermark in enumerate(known.shards):
                 if watermark is not None and shard < len(found.shards):
                     found = found.later(shard, watermark)
@@ -133,6 +173,8 @@ class Awaited:
             if known is None or int(incarnation) != known.incarnation or not shard.isdecimal():
                 raise ValueError(payload)
             self.watermarks = known.later(int(shard), Snapshot.parse(snapshot))
+            if known.doubt is not None:
+                self.looked_at = NEVER
         except (ValueError, IndexError):
             self.looked_at = NEVER
 
@@ -141,6 +183,14 @@ class Awaited:
             waiter.tell(error)
         for news in self.followers:
             news.put_nowait(error)
+
+    def _is_too_new(self, waiter: Waiter) -> bool:
+        """Whether what is known speaks against the waiter's ticket, and is older than the waiter."""
+        known = self.watermarks
+        return known is None or (
+            waiter.came_at > self.looked_at
+            and (known.delivery == "at_least_once" or waiter.ticket.incarnation > known.incarnation)
+        )
 
     def _sees(self, waiter: Waiter) -> bool:
         assert self.watermarks is not None

@@ -111,6 +111,9 @@ def translated(name: OutboxName) -> Iterator[None]:
         raise
     except psycopg.errors.UndefinedTable as error:
         raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
+    except psycopg.errors.UndefinedColumn as error:
+        remedy = "Run `airflow-outbox init`: the tables are older than this release, or goharvest's"
+        raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
     except psycopg.errors.DiskFull as error:

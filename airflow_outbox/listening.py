@@ -3,14 +3,17 @@ above all.
 
 A leader announces every move of the watermark by NOTIFY as it deletes what it has published, and at least once a second
 (sql/queries.sql: purge_published, heartbeat). So whoever listens hears within milliseconds of a commit in Kafka.
-Whether a transaction was committed, Postgres alone knows, and is asked, once: what has committed stays so. When the
-watermark sees it, Postgres is asked whether any of its records is parked. Where no notifications come (a connection
-pooler swallows them, nobody leads), the watermark is looked at once a second.
+Whether a transaction was committed, Postgres alone knows, and is asked, once a connection. When the watermark sees it,
+Postgres has the last word, in one statement: whether the watermark still counts, whether the transaction has committed,
+and whether any of its records is parked. That is asked last: a record that is parked is moved before the watermark
+moves. Where no notifications come (a connection pooler swallows them, nobody leads), the watermark is looked at once a
+second.
 
 What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one;
 while nothing happens, some in ten seconds. Many tickets are asked for in one statement.
 
-A connection that is lost is made anew; who waits learns of it by the log alone.
+A connection that is lost is made again; only the log tells of it. All that was heard on the old one is asked for again
+on the new one (`airflow_outbox.awaited`).
 """
 
 from __future__ import annotations
@@ -18,30 +21,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import sql
-from psycopg.rows import tuple_row
 
-from airflow_outbox.awaited import GREETING_INTERVAL, LOOK_INTERVAL, NEVER, Account, Awaited, Waiter
-from airflow_outbox.connection import KEEP_ALIVE, translated
+from airflow_outbox.awaited import GREETING_INTERVAL, LOOK_INTERVAL, Account, Awaited, Waiter
+from airflow_outbox.connection import translated
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
+from airflow_outbox.sessions import Connect, Session, connected
 from airflow_outbox.tickets import (
     GAVE_UP,
+    LastWord,
     Outcome,
     TicketState,
     TicketStatus,
     Watermarks,
     left_of,
-    query,
     values_of,
 )
 
@@ -51,23 +53,24 @@ _FIRST_REPORT = 2.0
 _REPORT_INTERVAL = 10.0
 _REPORT_SHARE = 20  # counting takes at most one part in so many of the time
 _COUNTING = 2.0
-_PATIENCE = 10.0
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 
 _log = logging.getLogger(__name__)
 News = TypeVar("News")
+Answer = TypeVar("Answer")
 
 
 class Listener:
     """Serves all who wait in one event loop for outboxes of one database; `listener` finds it.
 
-    It has a connection while somebody waits, and for a while after. `data_source` is a libpq connection string;
-    `statements` is how many statements were sent.
+    It has a connection while somebody waits, and for a while after. `data_source` is a libpq connection string,
+    `connect` opens a session with it; `statements` is how many statements were sent.
     """
 
-    def __init__(self, data_source: str) -> None:
+    def __init__(self, data_source: str, connect: Connect = connected) -> None:
         self.statements = 0
+        self._connect = connect
         self._data_source = data_source
         self._attended: dict[OutboxName, Awaited] = {}
         self._wake = asyncio.Event()
@@ -80,19 +83,19 @@ class Listener:
         self, name: OutboxName, ticket: Ticket, *, has_committed: bool = False
     ) -> AsyncGenerator[TicketStatus, None]:
         """How far a ticket's transaction is, now and then, until all of it is published, or some of it was discarded:
-        that comes last. `has_committed` tells that it is known to have committed, which saves asking.
+        that comes last. `has_committed` tells that it is known to have committed, which saves asking at first.
 
         Raises RolledBackError, TicketRefusedError, NoWatermarkError; OutboxMissingError, PostgresError when the role
         may not look. A database that is away is waited for.
         """
-        waiter = Waiter(ticket, has_committed)
+        waiter = Waiter(ticket, has_committed, asyncio.get_running_loop().time())
         with self._attending(name) as attended:
-            attended.waiters.add(waiter)
+            attended.waiters[waiter] = None
             try:
                 while not (waiter.is_answered and waiter.news.empty()):
                     yield await _told(waiter.news)
             finally:
-                attended.waiters.discard(waiter)
+                attended.waiters.pop(waiter, None)
 
     async def accounts(self, name: OutboxName) -> AsyncGenerator[Account, None]:
         """An outbox's account, about once a second. Raises OutboxMissingError, PostgresError as `statuses`."""
@@ -123,9 +126,9 @@ class Listener:
         try:
             while self._attended:
                 try:
-                    async with self._connected() as connection:
+                    async with self._connect(self._data_source) as session:
                         delay = _SHORTEST_DELAY
-                        await self._attend(connection)
+                        await self._attend(session)
                 except (psycopg.Error, PostgresUnreachableError, TimeoutError) as error:
                     reason = " ".join(str(error).split()) or "no answer"
                     _log.warning("Postgres can't be asked what is published: %s. Next try in %.1f s", reason, delay)
@@ -138,30 +141,15 @@ class Listener:
         finally:
             self._serving = None
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        """A connection that a pooler may stand behind: nothing is set or prepared, but for LISTEN."""
-        given = psycopg.conninfo.conninfo_to_dict(self._data_source)
-        settings = cast("Any", {**KEEP_ALIVE, **given, "application_name": "airflow-outbox listen"})
-        async with asyncio.timeout(_PATIENCE):
-            connection = await psycopg.AsyncConnection.connect(
-                **settings, autocommit=True, prepare_threshold=None, row_factory=tuple_row
-            )
-        try:
-            yield connection
-        finally:
-            self._listening.clear()
-            with contextlib.suppress(psycopg.Error):
-                await connection.close()
-
-    async def _attend(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _attend(self, session: Session) -> None:
         for attended in self._attended.values():
-            attended.looked_at = attended.heard_at = NEVER
+            attended.begin()
+        self._listening.clear()
         while self._attended:
             for attended in list(self._attended.values()):
                 try:
                     with translated(attended.name):
-                        await self._answer(connection, attended)
+                        await self._answer(session, attended)
                 except PostgresUnreachableError:
                     raise
                 except OutboxError as error:
@@ -169,47 +157,46 @@ class Listener:
                         raise PostgresUnreachableError(str(error)) from error
                     attended.fail(error)
                     self._attended.pop(attended.name, None)
-            await self._idle(connection)
+            await self._idle(session)
             now = asyncio.get_running_loop().time()
             self._attended = {name: each for name, each in self._attended.items() if not each.is_deserted(now)}
 
-    async def _answer(self, connection: psycopg.AsyncConnection[Any], attended: Awaited) -> None:
+    async def _answer(self, session: Session, attended: Awaited) -> None:
         """Look when it is time, and answer whoever can be answered."""
         loop = asyncio.get_running_loop()
         if attended.is_to_look(loop.time()):
-            await self._look(connection, attended)
+            await self._look(session, attended)
             if attended.channel not in self._listening:
-                listen = sql.SQL("LISTEN {}").format(sql.Identifier(attended.channel))
-                await self._execute(connection, listen, {})
+                await self._paid(session.listen(attended.channel))
                 self._listening.add(attended.channel)
-                await self._look(connection, attended)  # for what was announced before
+                await self._look(session, attended)  # for what was announced before
         if due := attended.due(loop.time()):
-            await self._judge(connection, attended, due)
-        waiting = [waiter for waiter in attended.unanswered() if not waiter.is_parked]
+            await self._judge(session, attended, due)
+        waiting = [waiter for waiter in attended.answerable() if not waiter.is_parked]
         if waiting and (begun := loop.time()) >= attended.report_at:
             attended.report_at = begun + _REPORT_INTERVAL
-            await self._judge(connection, attended, waiting, counted=True)
+            await self._judge(session, attended, waiting, counted=True)
             took = loop.time() - begun
             attended.report_at = loop.time() + max(_REPORT_INTERVAL, _REPORT_SHARE * took)
 
-    async def _look(self, connection: psycopg.AsyncConnection[Any], attended: Awaited) -> None:
+    async def _look(self, session: Session, attended: Awaited) -> None:
         attended.looked_at = asyncio.get_running_loop().time()
         if not attended.followers:
-            attended.learn(Watermarks.read(await self._ask(connection, attended, "watermarks")))
+            attended.learn(Watermarks.read(await self._ask(session, attended, "watermarks")))
             return
-        rows = await self._ask(connection, attended, "account")
+        rows = await self._ask(session, attended, "account")
         stored = Watermarks.read(rows)
         attended.learn(stored)
         topics: dict[str, int] = {}
         for row in rows:
-            for topic, count in row[5].items():
+            for topic, count in row[7].items():
                 topics[topic] = topics.get(topic, 0) + count
         for news in attended.followers:
-            news.put_nowait(Account(stored, max(row[4] for row in rows), topics))
+            news.put_nowait(Account(stored, max(row[6] for row in rows), topics))
 
     async def _judge(
         self,
-        connection: psycopg.AsyncConnection[Any],
+        session: Session,
         attended: Awaited,
         waiters: Collection[Waiter],
         *,
@@ -217,66 +204,68 @@ class Listener:
     ) -> None:
         """Tell them how far their transactions are; all are asked for in one statement of each kind."""
         unknown = {waiter.ticket.transaction_id for waiter in waiters if not waiter.has_committed}
-        rows = await self._ask_of(connection, attended, "outcomes", unknown)
+        if attended.is_doubtful:
+            unknown.clear()  # whatever Postgres says of them, it may be of others
+        rows = await self._ask_of(session, attended, "outcomes", unknown)
         verdicts = attended.judge(waiters, {number: Outcome(*outcome) for number, *outcome in rows})
-        rows = await self._ask_of(connection, attended, "parked", _those(verdicts, TicketState.PUBLISHED))
-        parked = {number: found for number, *found in rows}
+        words = LastWord.read(await self._ask_of(session, attended, "settled", _those(verdicts, TicketState.PUBLISHED)))
+        if unconfirmed := {number for number, word in words.items() if not word.confirms}:
+            attended.distrust(unconfirmed)
         waiting = _those(verdicts, TicketState.WAITING)
-        left = await self._left(connection, attended, waiting) if counted and waiting else {}
+        left = await self._left(session, attended, waiting) if counted and waiting else {}
         for waiter, verdict in verdicts.items():
             number = waiter.ticket.transaction_id
-            if isinstance(verdict, TicketStatus) and verdict.state is TicketState.WAITING:
+            if isinstance(verdict, TicketStatus) and verdict.state is TicketState.PUBLISHED:
+                if number in unconfirmed:
+                    continue
+                verdict = words[number].of(verdict)
+            elif isinstance(verdict, TicketStatus) and verdict.state is TicketState.WAITING:
                 verdict = replace(verdict, left=left.get(number))
-            elif isinstance(verdict, TicketStatus) and number in parked:
-                verdict = verdict.with_parked(*parked[number])
             waiter.tell(verdict)
 
-    async def _left(
-        self, connection: psycopg.AsyncConnection[Any], attended: Awaited, transaction_ids: Collection[int]
-    ) -> Mapping[int, int]:
+    async def _left(self, session: Session, attended: Awaited, transaction_ids: Collection[int]) -> Mapping[int, int]:
         """How many records of each there are, as far as the role may look and it can be counted soon."""
         if attended.may_count is None:
-            ((attended.may_count,),) = await self._ask(connection, attended, "may_count")
+            ((attended.may_count,),) = await self._ask(session, attended, "may_count")
         if not attended.may_count:
             return {}
         try:
             async with asyncio.timeout(_COUNTING):
-                rows = await self._ask_of(connection, attended, "left", transaction_ids)
+                rows = await self._ask_of(session, attended, "left", transaction_ids)
         except (*GAVE_UP, TimeoutError):
             return {}
         return left_of(transaction_ids, rows)
 
     async def _ask_of(
         self,
-        connection: psycopg.AsyncConnection[Any],
+        session: Session,
         attended: Awaited,
         statement: str,
         transaction_ids: Collection[int],
-    ) -> list[tuple[Any, ...]]:
+    ) -> Sequence[tuple[Any, ...]]:
         if not transaction_ids:
             return []
         assert attended.watermarks is not None
         values = values_of(transaction_ids, attended.watermarks.incarnation, attended.name)
-        return await self._ask(connection, attended, statement, values)
+        values["server"] = attended.watermarks.server
+        return await self._ask(session, attended, statement, values)
 
     async def _ask(
         self,
-        connection: psycopg.AsyncConnection[Any],
+        session: Session,
         attended: Awaited,
         statement: str,
         values: Mapping[str, Any] | None = None,
-    ) -> list[tuple[Any, ...]]:
+    ) -> Sequence[tuple[Any, ...]]:
         asked = {"outbox": attended.name.text(), **(values or {})}
-        return await (await self._execute(connection, query(statement, attended.name), asked)).fetchall()
+        return await self._paid(session.ask(statement, attended.name, asked))
 
-    async def _execute(
-        self, connection: psycopg.AsyncConnection[Any], statement: Any, values: Mapping[str, Any]
-    ) -> psycopg.AsyncCursor[Any]:
+    async def _paid(self, asking: Awaitable[Answer]) -> Answer:
+        """Send a statement once it may be sent."""
         await self._afford()
         self._credit -= 1
         self.statements += 1
-        async with asyncio.timeout(_PATIENCE):
-            return await connection.execute(statement, values)
+        return await asking
 
     async def _afford(self) -> None:
         """Wait until another statement may be sent."""
@@ -287,25 +276,21 @@ class Listener:
             await asyncio.sleep((1 - self._credit) / MOST_STATEMENTS)
             self._credit, self._credited_at = 1.0, asyncio.get_running_loop().time()
 
-    async def _idle(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _idle(self, session: Session) -> None:
         """Wait for news, somebody new, or the time to look; take note of the news. All that come until a statement may
         be sent are for that one.
         """
-        loop = asyncio.get_running_loop()
-        loop.add_reader(connection.fileno(), self._wake.set)
-        try:
-            with contextlib.suppress(TimeoutError):
-                has_new = any(attended.has_new() for attended in self._attended.values())
-                async with asyncio.timeout(GREETING_INTERVAL if has_new else LOOK_INTERVAL):
-                    await self._wake.wait()
-        finally:
-            loop.remove_reader(connection.fileno())
+        with session.waking(self._wake.set), contextlib.suppress(TimeoutError):
+            has_new = any(attended.has_new() for attended in self._attended.values())
+            async with asyncio.timeout(GREETING_INTERVAL if has_new else LOOK_INTERVAL):
+                await self._wake.wait()
         self._wake.clear()
         await self._afford()
-        async for note in connection.notifies(timeout=0):
+        now = asyncio.get_running_loop().time()
+        for channel, text in await session.news():
             for attended in self._attended.values():
-                if attended.watermarks is not None and attended.channel == note.channel:
-                    attended.hear(note.payload, loop.time())
+                if attended.watermarks is not None and attended.channel == channel:
+                    attended.hear(text, now)
 
 
 async def _told(news: asyncio.Queue[News | Exception]) -> News:

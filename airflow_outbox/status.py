@@ -16,6 +16,7 @@ from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import ParkedCounts, ParkedRequests
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.tickets import query
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class OutboxStatus:
     parked are none of them.
 
     `dead_rows` is about how many purged rows Postgres still keeps, `oldest_holder` who makes it do so for longest
-    (None: nobody that the role may see).
+    (None: nobody that the role may see). `doubt` is why nobody can tell what is published: harvesting is halted, or the
+    database is of another history than the one that was harvested (None: it can be told).
     """
 
     outbox: str
@@ -66,6 +68,7 @@ class OutboxStatus:
     oldest_holder: Holder | None
     shards: list[ShardStatus]
     parked: ParkedCounts
+    doubt: str | None
 
 
 def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxStatus:
@@ -80,6 +83,7 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
         backlog, oldest_age = connection.execute(_query("backlog", name)).fetchone() or (0, None)
         [dead_rows] = connection.execute(_query("dead_rows", name), {"outbox": name.text()}).fetchone() or (0,)
         holder = connection.execute(_query("oldest_holder", name)).fetchone()
+        [doubt] = connection.execute(query("doubt", name)).fetchone() or (None,)
     parked = ParkedRequests(connection, name).counts()
     return OutboxStatus(
         outbox=str(name),
@@ -91,6 +95,7 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
         oldest_holder=Holder(*holder) if holder else None,
         shards=shards,
         parked=parked,
+        doubt=doubt,
     )
 
 

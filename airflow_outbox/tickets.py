@@ -8,6 +8,11 @@ committed, for every consumer to read. The watermark in the database is up to a 
 A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
 after a restore, ids name other transactions than before.
+
+The leader row is copied with its database: a dump, a clone and a standby all carry the watermark, while their
+transaction ids go their own ways. So the view `<outbox>_published` compares the history that the row records with that
+of the database which answers. Where they differ, and while harvesting is halted, it shows no watermark but its *doubt*,
+and no ticket is answered: neither with yes, nor with no.
 """
 
 from __future__ import annotations
@@ -38,13 +43,16 @@ class TicketState(Enum):
     """How far a transaction is.
 
     `OPEN`: it has not ended. `PREPARED`: nor has it, and it waits for COMMIT PREPARED or ROLLBACK PREPARED, which
-    nobody may ever say. `WAITING`: it has committed, and not all of it is known to be published. `PARKED`: some of its
-    records are set aside or were discarded, all others are published. `PUBLISHED`.
+    nobody may ever say. `WAITING`: it has committed, and not all of it is known to be published. `HALTED`: nobody can
+    tell until an operator has acted, because harvesting is halted, or the database is of another history than the one
+    that was harvested. `PARKED`: some of its records are set aside or were discarded, all others are published.
+    `PUBLISHED`.
     """
 
     OPEN = "open"
     PREPARED = "prepared"
     WAITING = "waiting"
+    HALTED = "halted"
     PARKED = "parked"
     PUBLISHED = "published"
 
@@ -56,7 +64,7 @@ class TicketStatus:
     `left` is how many of its records are in the outbox (None: that is not known, or the role may not look; above
     MOST_COUNTED: more than that); `prepared` the name of a prepared transaction, `prepared_for` how many seconds it has
     been one. `parked` is how many records are set aside, for `reasons` among others, and `discarded` how many an
-    operator has thrown away.
+    operator has thrown away. Of a halted one, `reasons` says why nobody can tell.
     """
 
     ticket: Ticket
@@ -89,6 +97,11 @@ class TicketStatus:
             return f"transaction {number} has not ended"
         if self.state is TicketState.PUBLISHED:
             return f"all of transaction {number} is published"
+        if self.state is TicketState.HALTED:
+            return (
+                f"nobody can tell whether transaction {number} is published: {'; '.join(self.reasons)}. "
+                "`airflow-outbox check` shows more; where harvesting is halted, `airflow-outbox adopt` ends that"
+            )
         if self.state is TicketState.PARKED:
             discarded = f", {self.discarded} were discarded" if self.discarded else ""
             reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
@@ -104,35 +117,53 @@ class TicketStatus:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """How far an outbox is out: the watermark of each shard (None: none yet)."""
+    """How far an outbox is out: the watermark of each shard (None: none that is known).
+
+    `doubt` is why nobody can tell (None: it can be told). `server` names the run of the server that has answered: what
+    it has told means nothing to another.
+    """
 
     outbox_id: UUID
     incarnation: int
     delivery: str | None
     shards: tuple[Snapshot | None, ...]
+    doubt: str | None = None
+    server: str | None = None
 
     @classmethod
     def read(cls, rows: Sequence[tuple[Any, ...]]) -> Self:
         """Make sense of the statements `watermarks` and `account`. Raises OutboxMissingError."""
         if not rows:
             raise OutboxMissingError
-        outbox_id, incarnation, delivery, *_ = rows[0]
+        outbox_id, incarnation, delivery, _, _, server, *_ = rows[0]
         shards = tuple(None if row[3] is None else Snapshot.parse(row[3]) for row in rows)
-        return cls(outbox_id, incarnation, delivery, shards)
+        doubt = next((row[4] for row in rows if row[4] is not None), None)
+        return cls(outbox_id, incarnation, delivery, shards, doubt, server)
 
     def see(self, ticket: Ticket) -> bool:
         """Whether all that the ticket's transaction may have committed is published. Raises TicketRefusedError."""
         self.require(ticket)
-        return all(watermark is not None and watermark.sees(ticket.transaction_id) for watermark in self.shards)
+        return self.doubt is None and all(
+            watermark is not None and watermark.sees(ticket.transaction_id) for watermark in self.shards
+        )
 
     def require(self, ticket: Ticket) -> None:
-        """Raise TicketRefusedError unless the ticket is of this outbox and incarnation."""
+        """Raise TicketRefusedError unless the ticket is of this outbox and incarnation.
+
+        A database of which there is doubt may be one that was restored to before an adoption. So a ticket of a later
+        incarnation is not refused there: nobody can tell.
+        """
         if ticket.outbox_id != self.outbox_id:
             raise TicketRefusedError(
                 f"the ticket is of outbox {ticket.outbox_id}, this one is {self.outbox_id}: ask the outbox, in the "
                 "database, that it was stashed into"
             )
-        if ticket.incarnation != self.incarnation:
+        if ticket.incarnation == 0:
+            raise TicketRefusedError(
+                "the ticket is of a commit that an earlier release has entered: nobody knows of which incarnation it "
+                "is. Look for the transaction's rows"
+            )
+        if ticket.incarnation < self.incarnation or (ticket.incarnation > self.incarnation and self.doubt is None):
             raise TicketRefusedError(
                 f"the ticket is of incarnation {ticket.incarnation}, the outbox is in {self.incarnation}: the database "
                 "was restored, or failed over, and its transaction ids name others since. See <outbox>_adopted, and "
@@ -140,11 +171,21 @@ class Watermarks:
             )
 
     def later(self, shard: int, watermark: Snapshot) -> Self:
-        """The same with what was announced of a shard, unless that is known."""
+        """The same with what was announced of a shard, unless that is known, or there is doubt."""
         known = self.shards[shard]
+        if self.doubt is not None:
+            return self
         if known is not None and not watermark.includes(known):
             return self
         return replace(self, shards=(*self.shards[:shard], watermark, *self.shards[shard + 1 :]))
+
+    def continues(self, other: Watermarks) -> bool:
+        """Whether what the other one has told still counts beside this one."""
+        return self.doubt is None and (self.outbox_id, self.incarnation, self.server) == (
+            other.outbox_id,
+            other.incarnation,
+            other.server,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +200,40 @@ class Outcome:
 COMMITTED = Outcome("committed", None, None)
 
 
+@dataclass(frozen=True, slots=True)
+class LastWord:
+    """What Postgres says of a transaction that a watermark sees, asked after that was known.
+
+    `holds`: the watermark still counts. `outcome` is what became of the transaction (None: forgotten). `parked`,
+    `discarded` and `reasons` are those of its records.
+    """
+
+    holds: bool
+    outcome: str | None
+    parked: int
+    discarded: int
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def read(cls, rows: Sequence[tuple[Any, ...]]) -> Mapping[int, LastWord]:
+        """Make sense of the statement `settled`: by transaction id."""
+        return {
+            number: cls(holds, outcome, parked, discarded, tuple(reasons))
+            for number, holds, outcome, parked, discarded, reasons in rows
+        }
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the transaction has committed, and all of it is published or parked."""
+        return self.holds and self.outcome in ("committed", None)
+
+    def of(self, published: TicketStatus) -> TicketStatus:
+        """The status of a ticket that is published, as far as the watermark tells."""
+        if self.parked or self.discarded:
+            return published.with_parked(self.parked, self.discarded, self.reasons)
+        return published
+
+
 def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketStatus:
     """How far a ticket's transaction is, leaving aside what is parked.
 
@@ -166,6 +241,8 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketSta
     when the outbox is harvested in a way in which nobody will ever know.
     """
     seen = watermarks.see(ticket)
+    if watermarks.doubt is not None:
+        return TicketStatus(ticket, TicketState.HALTED, reasons=(watermarks.doubt,))
     if outcome.status == "aborted":
         raise RolledBackError(
             f"transaction {ticket.transaction_id} was rolled back: nothing of it is, or ever will be, published"
@@ -206,18 +283,22 @@ def ticket_status(
     asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
     values = values_of([asked.transaction_id], asked.incarnation, name)
 
-    def ask(statement: str) -> list[tuple[Any, ...]]:
-        return cursor.execute(query(statement, name), values).fetchall()
+    def ask(statement: str, **more: object) -> list[tuple[Any, ...]]:
+        return cursor.execute(query(statement, name), {**values, **more}).fetchall()
 
     with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
         watermarks = Watermarks.read(ask("watermarks"))
         watermarks.require(asked)
+        if watermarks.doubt is not None:
+            return judge(asked, COMMITTED, watermarks)
         # Behind the watermark: what that saw as ended has ended here, too.
         ((_, *outcome),) = ask("outcomes")
         status = judge(asked, Outcome(*outcome), watermarks)
         if status.state is TicketState.PUBLISHED:
-            for _, *found in ask("parked"):
-                return status.with_parked(*found)
+            word = LastWord.read(ask("settled", server=watermarks.server))[asked.transaction_id]
+            if word.confirms:
+                return word.of(status)
+            status = TicketStatus(asked, TicketState.WAITING)  # the history has changed between the two statements
         if not counted or status.state is not TicketState.WAITING or not ask("may_count")[0][0]:
             return status
         with suppress(*GAVE_UP), connection.transaction():

@@ -45,6 +45,8 @@ def status(path: Path, output: str, ticket: str | None) -> None:
             console.width = _WIDTH_IN_FILES
         console.print(_table(found, config.limits.session_timeout))
         console.print(_dead_rows(found), markup=False, highlight=False)
+        if found.doubt is not None:
+            console.print(f"nobody can tell what is published: {found.doubt}", markup=False, highlight=False)
 
 
 @click.command()

@@ -6,7 +6,7 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
-GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark) ON {published} TO {role};
+GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark, doubt) ON {published} TO {role};
 
 -- stash_ticket --
 -- And to count what is left of a transaction, or parked, where the outbox has the column: without it no ticket is answered.

@@ -381,15 +381,16 @@ SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snaps
 
 -- commit_once --
 -- Enters a job's commit. No row comes back when the same job and version has committed before; a rival that is committing is waited for.
-INSERT INTO {commits} (app_id, version, records)
-VALUES (%(app_id)s, %(version)s, %(records)s)
+INSERT INTO {commits} (app_id, version, records, incarnation)
+VALUES (%(app_id)s, %(version)s, %(records)s, (SELECT incarnation FROM {leader} WHERE shard = 0))
 ON CONFLICT DO NOTHING
 RETURNING transaction_id::text
 
 -- earlier_commit --
--- What the same job and version has committed before, with the parts of its ticket.
-SELECT transaction_id::text, records, outbox_id, incarnation
-FROM {commits} CROSS JOIN {leader}
+-- What the same job and version has committed before, with the parts of its ticket. Incarnation 0, which no outbox is ever in: nobody
+-- knows the transaction's.
+SELECT entry.transaction_id::text, entry.records, fence.outbox_id, coalesce(entry.incarnation, 0)
+FROM {commits} AS entry CROSS JOIN {leader} AS fence
 WHERE app_id = %(app_id)s AND version = %(version)s AND shard = 0
 
 -- harvest_privileges --

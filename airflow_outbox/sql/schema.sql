@@ -57,8 +57,27 @@ CREATE TABLE {leader} (
 
 -- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
 -- its records that are committed are published. `topics` are the records published in this incarnation, up to and with `batch`.
+-- `doubt` is why nobody can tell (null: it can be told); no watermark is shown then. Transaction ids mean something only in the history
+-- that the leader row records. A comparison with it that is added here has to let pass what is not recorded yet (null).
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM {leader};
+SELECT shard, outbox_id, incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch, topics, doubt
+FROM {leader} AS fence
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN pg_is_in_recovery() THEN 'this server is a standby; ask the primary'
+        WHEN halted IS NOT NULL THEN halted
+        WHEN system_identifier <> (SELECT present.system_identifier FROM pg_control_system() AS present)
+            THEN 'this is another database cluster than the one that was harvested'
+        WHEN timeline <> ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
+            THEN 'the database is on another timeline than ' || timeline || ', on which it was harvested: a standby was promoted, or a backup restored'
+        WHEN database_oid <> (SELECT oid FROM pg_database WHERE datname = current_database())
+            THEN 'this is a copy of the database that was harvested'
+        WHEN table_oid IS DISTINCT FROM coalesce(beside.oid, to_regclass(quote_ident(own.name))::oid) AND table_oid IS NOT NULL
+            THEN 'the outbox''s table was dropped and created again'
+    END AS doubt
+    FROM (SELECT relnamespace AS schema, left(relname::text, -length('_leader')) AS name FROM pg_class WHERE oid = fence.tableoid) AS own
+    LEFT JOIN pg_class AS beside ON beside.relnamespace = own.schema AND beside.relname = own.name
+) AS history;
 
 -- What operators have accepted of another history, one row an incarnation.
 CREATE TABLE {adopted} (
@@ -69,13 +88,15 @@ CREATE TABLE {adopted} (
     reason      TEXT NOT NULL
 );
 
--- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing.
+-- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing. The
+-- transaction's id means something in its incarnation only (null: entered by an older release).
 CREATE TABLE {commits} (
     app_id         TEXT NOT NULL,
     version        BIGINT NOT NULL,
     transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id(),
     records        BIGINT NOT NULL,
     committed_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
+    incarnation    INTEGER,
     PRIMARY KEY (app_id, version)
 );
 

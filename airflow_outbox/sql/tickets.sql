@@ -1,12 +1,18 @@
 -- What is asked of tickets: whether transactions are published. {published}: the view; {outbox}: the table.
 
 -- watermarks --
--- How far everything is out, one row a shard.
-SELECT outbox_id, incarnation, delivery, watermark::text FROM {published} ORDER BY shard
+-- How far everything is out, one row a shard; why nobody can tell; and which run of which server has answered.
+SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_postmaster_start_time())::text
+FROM {published} ORDER BY shard
 
 -- account --
 -- The same, with the last batch and the records published of each topic by then.
-SELECT outbox_id, incarnation, delivery, watermark::text, batch, topics FROM {published} ORDER BY shard
+SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_postmaster_start_time())::text, batch, topics
+FROM {published} ORDER BY shard
+
+-- doubt --
+-- Why nobody can tell what is published; no row where it can be told.
+SELECT doubt FROM {published} WHERE doubt IS NOT NULL ORDER BY shard LIMIT 1
 
 -- outcomes --
 -- What became of transactions, and under which name one was prepared and not ended. An id at or above the snapshot's xmax has not
@@ -34,11 +40,20 @@ ORDER BY transaction_id
 -- Whether the role may look at the transaction ids in the outbox.
 SELECT has_column_privilege(%(outbox)s, 'transaction_id', 'SELECT')
 
--- parked --
--- How many records of each transaction wait among the parked ones, how many were discarded, and some of the reasons; no row where none is.
-SELECT transaction_id::text::bigint,
-       count(*) FILTER (WHERE discarded_at IS NULL), count(*) FILTER (WHERE discarded_at IS NOT NULL),
-       coalesce((array_agg(DISTINCT reason) FILTER (WHERE reason IS NOT NULL))[1:3], ARRAY[]::text[])
-FROM {parked}
-WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[]) AND incarnation = %(incarnation)s
-GROUP BY transaction_id
+-- settled --
+-- The last word on transactions that a watermark is known to see: it is asked after that is known. Whether the watermark still counts:
+-- the same incarnation, on the same run of the same server, and no doubt about either; what became of each transaction; how many of its
+-- records wait among the parked ones, how many were discarded, and some of the reasons.
+SELECT asked.id::text::bigint,
+       (SELECT coalesce(bool_and(doubt IS NULL AND incarnation = %(incarnation)s), false) FROM {published})
+           AND extract(epoch FROM pg_postmaster_start_time())::text = %(server)s,
+       CASE WHEN asked.id >= pg_snapshot_xmax(pg_current_snapshot()) THEN 'in progress' ELSE pg_xact_status(asked.id) END,
+       coalesce(found.waiting, 0), coalesce(found.discarded, 0), coalesce(found.reasons, ARRAY[]::text[])
+FROM unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
+LEFT JOIN (
+    SELECT transaction_id, count(*) FILTER (WHERE discarded_at IS NULL) AS waiting, count(*) FILTER (WHERE discarded_at IS NOT NULL) AS discarded,
+           (array_agg(DISTINCT reason) FILTER (WHERE reason IS NOT NULL))[1:3] AS reasons
+    FROM {parked}
+    WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[]) AND incarnation = %(incarnation)s
+    GROUP BY transaction_id
+) AS found ON found.transaction_id = asked.id

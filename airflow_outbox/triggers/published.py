@@ -27,8 +27,8 @@ class OutboxPublishedTrigger(BaseTrigger):
 
     All triggers of a triggerer that wait for outboxes of one database share one connection to it, and a few statements
     a second. A database that is away is waited for. The connection is read when the trigger starts; after a triggerer's
-    death another one goes on. `has_committed` tells that the transaction is known to have committed; it saves asking.
-    Records that are parked fail it, or (`wait_for_parked`) are waited for; discarded ones fail it.
+    death another one goes on. `has_committed` tells that the transaction was known to have committed; it saves asking
+    at first. Records that are parked fail it, or (`wait_for_parked`) are waited for; discarded ones fail it.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class OutboxPublishedTrigger(BaseTrigger):
                 if is_parked and (status.discarded or not self.wait_for_parked):
                     raise ParkedError(text)
                 if text != said:
-                    log = self.log.warning if is_parked or status.state is TicketState.PREPARED else self.log.info
+                    is_odd = is_parked or status.state in (TicketState.PREPARED, TicketState.HALTED)
+                    log = self.log.warning if is_odd else self.log.info
                     log(text)
                     said = text

@@ -38,7 +38,8 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
     or after a triggerer's death, covers what was published meanwhile. What the last ten seconds before a death had
     told, it may tell again. The very first event counts all that was published in this incarnation.
 
-    An outbox that is harvested at least once has no watermark, and there are no events; the log says so.
+    An outbox that is harvested at least once has no watermark, and there are no events; the log says so. Nor are there
+    any while harvesting is halted, or the database is of another history than the one that was harvested.
 
     `topics` are those to tell of (None: all); `asset` is the asset's URI, so that each asset has a trigger of its own.
     """
@@ -59,6 +60,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         self.topics = None if topics is None else list(topics)
         self.asset = asset
         self._delivery: str | None = None
+        self._doubt: str | None = None
         self._told: Position | None = None
         self._unstored: deque[tuple[float, Position]] = deque()
 
@@ -93,7 +95,8 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         async with aclosing(listening.accounts(OutboxName.parse(self.outbox))) as accounts:
             async for account in accounts:
                 self._tell_of_delivery(account.watermarks.delivery)
-                if (payload := await self._news(account)) is not None:
+                self._tell_of_doubt(account.watermarks.doubt)
+                if account.watermarks.doubt is None and (payload := await self._news(account)) is not None:
                     yield payload
 
     def _tell_of_delivery(self, delivery: str | None) -> None:
@@ -110,6 +113,21 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         elif self._delivery == "at_least_once":
             self.log.info("asset %s gets events: outbox %s is harvested exactly once now", self.asset, self.outbox)
         self._delivery = delivery
+
+    def _tell_of_doubt(self, doubt: str | None) -> None:
+        """Say in the log, once, why nobody can tell what is published, and once when it can be told again."""
+        if doubt == self._doubt:
+            return
+        if doubt is not None:
+            self.log.warning(
+                "asset %s gets no events: nobody can tell what of outbox %s is published: %s",
+                self.asset,
+                self.outbox,
+                doubt,
+            )
+        else:
+            self.log.info("asset %s gets events of outbox %s again", self.asset, self.outbox)
+        self._doubt = doubt
 
     async def _news(self, account: Account) -> dict[str, Any] | None:
         now, store = Position.of(account, self.topics), self.asset_state_store

@@ -238,7 +238,7 @@ def test_the_sql_on_the_page_tells(database: str, connection: psycopg.Connection
     connection.execute("UPDATE outbox_parked SET incarnation = 2")
     assert says(parked), "that is another transaction's record"
     connection.execute(
-        "INSERT INTO outbox_leader (shard, outbox_id, schema_version) SELECT 1, outbox_id, 4 FROM outbox_leader"
+        "INSERT INTO outbox_leader (shard, outbox_id, schema_version) SELECT 1, outbox_id, 5 FROM outbox_leader"
     )
     assert not says(ticket), "a shard without a watermark has published nothing"
 

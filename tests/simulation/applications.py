@@ -2,6 +2,9 @@
 
 They keep to what the order of a key asks for: whoever writes records of a key holds that key's lock from before the
 first id is drawn until the transaction has ended. Some load rows of a dump, with the transaction ids that stand there.
+
+Where there is a listener, somebody waits for each ticket whose commit is acknowledged: from then on, or from before the
+commit.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ import asyncio
 from collections import defaultdict
 from contextlib import AsyncExitStack
 
-from simulation.postgres import Database, PreparedTransaction, Transaction, TransactionLostError
+from simulation.postgres import OUTBOX_ID, Database, PreparedTransaction, Transaction, TransactionLostError
+from simulation.waiting import Wait, Waiting
 from simulation.world import World
 
+from airflow_outbox.records import Ticket
 from airflow_outbox.table import MarkedRecord
 
 TOPICS = 2
@@ -23,11 +28,20 @@ _FLUSH_INTERVAL = 1.5
 class Applications:
     """Writes `transactions` by several writers, until all have ended one way or the other."""
 
-    def __init__(self, world: World, *, transactions: int, writers: int = 4, values: str = "v") -> None:
+    def __init__(
+        self,
+        world: World,
+        waiting: Waiting | None = None,
+        *,
+        transactions: int,
+        writers: int = 4,
+        values: str = "v",
+    ) -> None:
         """`values` is what the records' values begin with."""
         self._values = values
         self._world = world
         self._random = world.random
+        self._waiting = waiting
         self._database: Database = world.database
         self._left = transactions
         self._written = 0
@@ -36,6 +50,11 @@ class Applications:
 
     async def run(self) -> None:
         await asyncio.gather(*(self._write() for _ in range(self._writers)))
+
+    async def go_on(self, transactions: int) -> None:
+        """Write some more."""
+        self._left += transactions
+        await self.run()
 
     async def flush_now_and_then(self) -> None:
         """What Postgres' WAL writer does, for commits that nobody waits for."""
@@ -62,34 +81,50 @@ class Applications:
         early = [transaction.draw() for _ in range(count)] if self._random.random() < 0.25 else []
         if early:
             await self._pause(2.0)
+        incarnation = self._database.state.fence.incarnation
         loads = self._random.random() < 0.1
+        values = []
         for place in range(count):
             number = early[place] if early else transaction.draw()
             loaded = self._other_transaction() if loads else None
-            transaction.insert(self._record(number, self._random.choice(keys)), of_transaction=loaded)
+            record = self._record(number, self._random.choice(keys))
+            transaction.insert(record, of_transaction=loaded)
+            values.append(str(record.value))
             if self._random.random() < 0.3:
                 await self._pause(0.3)
-        await self._end(transaction)
+        assert transaction.transaction_id is not None
+        await self._end(transaction, Ticket(OUTBOX_ID, incarnation, transaction.transaction_id), values)
 
-    async def _end(self, transaction: Transaction) -> None:
+    async def _end(self, transaction: Transaction, ticket: Ticket, values: list[str]) -> None:
         draw = self._random.random()
+        wait: Wait | None = None
+        if draw < 0.1 or draw >= 0.92:
+            wait = self._wait(ticket, values, has_committed=False)
         if draw < 0.15:
             await self._pause(8.0)
         if draw < 0.45:
             transaction.commit()
+            wait = wait or self._wait(ticket, values, has_committed=draw < 0.3)
+            if wait is not None:
+                wait.is_acknowledged = True
         elif draw < 0.8:
             transaction.commit(synchronous=False)
         elif draw < 0.92:
             transaction.rollback()
         else:
-            await self._end_prepared(transaction.prepare())
+            await self._end_prepared(transaction.prepare(), wait)
 
-    async def _end_prepared(self, prepared: PreparedTransaction) -> None:
+    def _wait(self, ticket: Ticket, values: list[str], *, has_committed: bool) -> Wait | None:
+        return self._waiting and self._waiting.begin(ticket, values, has_committed=has_committed)
+
+    async def _end_prepared(self, prepared: PreparedTransaction, wait: Wait | None) -> None:
         committed = self._random.random() < 0.7
         await self._pause(5.0)
         while not self._database.up:
             await self._pause(1.0)
         prepared.end(committed=committed)
+        if wait is not None:
+            wait.is_acknowledged = committed
 
     def _other_transaction(self) -> int:
         """The transaction id of a row out of a dump: a past one, or one of another database."""

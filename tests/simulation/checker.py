@@ -3,10 +3,9 @@
 It reads the log of the database and the partitions of Kafka, and knows nothing of the engine, of views or of the
 ledger. Records are told from each other by their values, for ids may be given out again after a crash.
 
-A verdict names what is *lost*, *doubled*, *out of order* within a topic and key, *foreign* (never committed, or undone
-by a crash), *torn* (a source transaction that is not visible as a whole), *purged unpublished*: deleted before it was
-visible, a *false watermark* (one that sees a transaction whose records are not all visible, or goes back), and *false
-counts* of what was published. What is *stuck* or a *false alarm* the history itself finds.
+`simulation.verdicts` lists what it may find. What is stuck, a false alarm or a duel the history itself finds; what is
+told to those who wait for tickets, `simulation.waiting` judges. A record counts as visible from when the stable offset
+passed it: its transaction may have been decided long before.
 
 What still holds in other histories, and after adoptions:
 
@@ -93,6 +92,9 @@ class Committed:
                 found.truncated.update(values.values())
                 values.clear()
                 unclaimed.clear()
+            elif change == "load":
+                opened.clear()
+                unclaimed.clear()
             elif change == "delete":
                 found.deleted.update((values.pop(number), arguments[2]) for number in arguments[1])
         for lane, stashed in found.lanes.items():
@@ -126,7 +128,7 @@ def seen(broker: Broker) -> list[Seen]:
             lane=(topic, record.key),
             value=record.value[3],
             partition=number,
-            visible_at=record.transaction.decided_at if record.transaction else record.at,
+            visible_at=partition.readable_at[record.offset],
             transaction=record.transaction,
         )
         for (topic, number), partition in broker.partitions.items()
@@ -159,7 +161,7 @@ def complaints(
         found += _lost(present, sightings)
     if exactly_once:
         found += _doubled(sightings, again or {})
-        found += [f"discarded, and published: {one.value}" for one in sightings if one.value in present.discarded]
+        found += [f"discarded and published: {one.value}" for one in sightings if one.value in present.discarded]
     if atomic:
         found += _torn(present, sightings)
     for history in (present, *past):

@@ -13,9 +13,10 @@ from typing import Any
 
 from simulation.ambush import SUCCESSION, WORK, Ambush, Strike
 from simulation.applications import Applications
-from simulation.checker import complaints
+from simulation.checker import Committed, complaints, seen
 from simulation.kafka import LEDGER
 from simulation.loop import simulate
+from simulation.waiting import Waiting
 from simulation.world import SOUND, Design, Member, World
 
 from airflow_outbox.errors import HistoryError
@@ -27,6 +28,7 @@ _AMBUSHES = 4
 _LONGEST_STOP = 8.0
 _MEMBERS = 3
 _PATIENCE = 90.0  # the longest that draining may take once trouble has ended, in seconds
+_ANSWERED_WITHIN = 30.0  # when everything has been published, the longest that those wait who wait for a ticket
 _AFTERMATH = 20.0  # by then nothing is on its way any more, in seconds
 
 
@@ -49,15 +51,15 @@ class History:
         self.design = design
         self.members: list[Member] = []
         self.steps: list[str] = []
+        self.waiting = Waiting(world.server, world.network, world.tick)
+        self.applications = Applications(world, self.waiting, transactions=transactions)
         self.ambush: Ambush | None = None
         self._focused = focused
-        self._transactions = transactions
         self._background: list[asyncio.Task[Any]] = []
 
     async def run(self) -> list[str]:
         """Live through it; what was wrong."""
-        world = self.world
-        applications = Applications(world, transactions=self._transactions)
+        applications = self.applications
         self._start()
         self._start()
         writing = asyncio.create_task(applications.run())
@@ -72,6 +74,8 @@ class History:
         """Wait until everything is published, let all members go, and judge."""
         self.world.database.flush()
         drained = await self.drain()
+        if drained:
+            await self.waiting.end(_ANSWERED_WITHIN)
         await asyncio.gather(*(member.stop() for member in list(self.world.members)))
         await asyncio.sleep(_AFTERMATH)
         self.world.database.flush()
@@ -114,7 +118,14 @@ class History:
         for member in self.members:
             found += _duels(member)
             found += [f"false alarm: {error}" for error in history_errors(member)]
-        return found + self.bugs()
+        is_told = drained and self.design.delivery == "exactly_once"
+        return found + self.told(incarnation=1 if is_told else None) + self.bugs()
+
+    def told(self, *, incarnation: int | None) -> list[str]:
+        """What was told wrongly to those who wait for tickets; see `Waiting.complaints`."""
+        database = self.world.database
+        histories = [Committed.read(log) for log in (database.log, *database.past)]
+        return list(self.waiting.complaints(histories, seen(self.world.broker), incarnation=incarnation))
 
     def bugs(self) -> list[str]:
         """What has ended members, and is no error of the outbox's."""

@@ -70,7 +70,15 @@ class Partition:
         self.records: list[Stored] = []
         self.end = 0
         self.open: dict[KafkaTransaction, int] = {}
+        self.readable_at: dict[int, int] = {}
+        """When the stable offset passed an offset, in the world's count."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._noted = 0
+
+    def note(self, at: int) -> None:
+        """Take note of how far the stable offset is."""
+        self.readable_at.update((offset, at) for offset in range(self._noted, self.stable))
+        self._noted = max(self._noted, self.stable)
 
     def append(self, key: Any, value: Any, transaction: KafkaTransaction | None, at: int) -> int:
         self.records.append(Stored(self.end, key, value, transaction, at))
@@ -220,7 +228,10 @@ class Broker:
 
     def append(self, place: Place, key: Any, value: Any) -> int:
         """Of a producer without transactions."""
-        return self.partition(place).append(key, value, None, self._tick())
+        partition = self.partition(place)
+        offset = partition.append(key, value, None, self._tick())
+        partition.note(self._tick())
+        return offset
 
     def lose_ledger(self) -> None:
         """The ledger's topic is deleted and made anew."""
@@ -255,4 +266,6 @@ class Broker:
         transaction.unmarked.remove(place)
         if not transaction.unmarked:
             coordinator.transaction = None
-        self.partition(place).mark(transaction)
+        partition = self.partition(place)
+        partition.mark(transaction)
+        partition.note(self._tick())

@@ -8,7 +8,7 @@ from itertools import count
 from simulation.copied import Copied
 from simulation.histories import History, Outcome, simulated
 from simulation.log import ReconfiguredLog
-from simulation.other_histories import Adopted, AdoptedMidway, OtherHistory
+from simulation.other_histories import Adopted, AdoptedMidway, OtherHistory, Restored
 from simulation.poisoned import Poisoned
 from simulation.spanning import Spanning
 from simulation.world import SOUND, Design, Member
@@ -37,6 +37,7 @@ KINDS = {
     "atomic": Kind(Design(atomic=True), Spanning, one_of=4),
     "reconfigured": Kind(Design(transactional_log=ReconfiguredLog), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
+    "restored": Kind(history=Restored, one_of=8),
     "adopted": Kind(history=Adopted, one_of=8),
     "adopted_midway": Kind(history=AdoptedMidway, one_of=8),
     "copied": Kind(history=Copied, one_of=4),

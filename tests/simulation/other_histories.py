@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simulation.adopting import Adoptions, adopt
@@ -25,9 +25,7 @@ class OtherHistory(History):
     changed = False
 
     async def _disturb(self) -> None:
-        changing = self.world.random.choice(
-            (self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose, self._shorten)
-        )
+        changing = self.world.random.choice(self._changes)
         disturbing = asyncio.create_task(super()._disturb())
         await asyncio.sleep(4 + 12 * self.world.random.random())
         self.steps.append(f"{asyncio.get_running_loop().time():.2f} {changing.__name__.strip('_')}")
@@ -35,11 +33,20 @@ class OtherHistory(History):
         self.changed = True
         await disturbing
 
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return (*self._changes_that_are_adopted, self._load)
+
+    @property
+    def _changes_that_are_adopted(self) -> Sequence[Callable[[], None]]:
+        return self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose, self._shorten
+
     def judge(self, *, drained: bool) -> list[str]:
         found = [*complaints(self.world.database, self.world.broker, drained=False), *self.bugs()]
+        found += self.told(incarnation=None)
         noticed = any(True for _ in self._noticed())
         if not drained and not noticed:
-            found.append("stuck, and nobody says why")
+            found.append("stuck: nobody says why")
         return found
 
     def has_ended(self) -> bool:
@@ -71,6 +78,14 @@ class OtherHistory(History):
         new_timeline = random.random() < 0.5
         newest = database.flushed if new_timeline else self._told()
         database.restore(max(newest - random.randrange(random.choice((3, 30, 300))), 0), new_timeline=new_timeline)
+        if not new_timeline or database.state.fence.recorded is None:
+            self.waiting.undo()
+
+    def _load(self) -> None:
+        """A dump is loaded into a younger cluster, and applications go on there."""
+        self.world.database.load_elsewhere()
+        if self.world.database.state.fence.recorded is None:
+            self.waiting.undo()
 
     def _told(self) -> int:
         """The position in Postgres' log where the fence row was not yet as the ledger says it was."""
@@ -96,6 +111,14 @@ class OtherHistory(History):
         new.records = [record for record in old.records if record.offset < new.end]
 
 
+class Restored(OtherHistory):
+    """A backup is put back, or a replica is promoted: what shows of it is the least."""
+
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return (self._restore,)
+
+
 class Adopted(OtherHistory):
     """The same; and when a member has noticed, an operator adopts, and everything is published.
 
@@ -108,12 +131,27 @@ class Adopted(OtherHistory):
         super().__init__(*arguments, **named)
         self.adoptions = Adoptions()
 
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return self._changes_that_are_adopted
+
     async def end(self) -> list[str]:
         await self.drain()
         if any(True for _ in self._noticed()):
             await adopt(self.world, self.adoptions)
             self._is_adopted = True
+            await self.applications.go_on(8)
+            if self.world.random.random() < 0.5:
+                await self._adopt_again()
         return await super().end()
+
+    async def _adopt_again(self) -> None:
+        """Another ledger, which is adopted before a leader or a listener has noticed; all harvesters are stopped."""
+        await asyncio.gather(*(member.stop() for member in list(self.world.members)))
+        self._lose()
+        await adopt(self.world, self.adoptions)
+        self._start()
+        await self.applications.go_on(4)
 
     def has_ended(self) -> bool:
         return not self.world.database.state.rows if self._is_adopted else super().has_ended()
@@ -124,7 +162,9 @@ class Adopted(OtherHistory):
             self.world.database, self.world.broker, drained=drained, adopted_at=adoptions.at, again=adoptions.again
         )
         if not drained:
-            found.append("stuck, although it was adopted")
+            found.append("stuck: although it was adopted")
+        is_told = drained and self._is_adopted
+        found += self.told(incarnation=self.world.database.state.fence.incarnation if is_told else None)
         return found + self.bugs()
 
 

@@ -1,86 +1,28 @@
-"""Bugs, planted on purpose: each breaks one rule of the design in the engine, or in what a member asks of a server, and
-never in the world. The histories have to find every one of them; a simulator that does not would prove nothing.
-"""
+"""Bugs in the engine itself: `bugs` says what rule each breaks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from simulation.log import SimulatedTransactionalLog
-from simulation.planted_histories import (
-    adopts_all_incarnations,
-    completes_behind_the_head,
-    ignores_database_oids,
-    ignores_views,
-    looks_only_later,
-    pass_by,
-)
-from simulation.planted_ports import (
-    BeginsLate,
-    FencesLate,
-    FencesNobody,
-    FencesOne,
-    ForgetsOthers,
-    ForgetsPurges,
-    KeepsItsEpoch,
-    LedgerApart,
-    LedgerFirst,
-    NeverFlushes,
-    PurgesByRange,
-    PurgesUnseen,
-    ReadsBeyond,
-    TakesCommitForDone,
-    TakesCommitForFailed,
-    TakesDecidedForReadable,
-    TrustsItsRenewal,
-    Unfenced,
-)
-from simulation.planted_tracking import EndsWindowsLate, FlushesEarly, TakesPageForWindow, no_topics
-from simulation.postgres import Database
 from simulation.statements import Server
-from simulation.table import SimulatedTable
-from simulation.world import SOUND, Design
 
 from airflow_outbox.errors import FencedError, PostgresError
 from airflow_outbox.fence import Fence
-from airflow_outbox.harvest import exactly_once, modes
+from airflow_outbox.harvest import exactly_once
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
-from airflow_outbox.harvest.protocol import adoption, closure, recovery, windows
+from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure, Taken
-from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
+from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.protocol.parking import Caution, Diversion, ParkedLanes, Refusal
 from airflow_outbox.pages import Length, OutboxRow, Reading
 from airflow_outbox.records import Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A broken rule, and the kind of histories that find it: by members' design, or by exchanging an attribute."""
-
-    name: str
-    kind: str = "exactly_once"
-    design: Design = SOUND
-    place: object = None
-    attribute: str = ""
-    value: Any = None
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """Have the bug while this lasts."""
-        if self.place is None:
-            yield
-        else:
-            with patch.object(self.place, self.attribute, self.value):
-                yield
-
 
 # The term
 
@@ -114,25 +56,25 @@ class ParksFirst(ExactlyOnceTerm):
         await super()._commit(batch)
 
 
-def _never(lanes: ParkedLanes, lane: Any) -> bool:
+def never(lanes: ParkedLanes, lane: Any) -> bool:
     return False
 
 
-def _untold(batch: Batch, number: int, *, view: UUID, fence: Fence) -> Any:
-    return _entry(replace(batch, unparked=[]), number, view=view, fence=fence)
+def untold(batch: Batch, *, view: UUID, fence: Fence) -> Any:
+    return _entry(replace(batch, unparked=[]), view=view, fence=fence)
 
 
-def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
+def as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
     refused = {row[0]: refusals[row[0]] for row in rows if row[0] in refusals}
     return Diversion((), refused, [row[0] for row in rows if row[0] not in refused])
 
 
-def _forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
+def forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
     for lane in gone:
         lanes._waiting.pop(lane, None)
 
 
-def _together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Sequence[Any]]:
+def together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Sequence[Any]]:
     yield rows
 
 
@@ -169,22 +111,22 @@ class CommitsWhenStopped(ExactlyOnceTerm):
         return piece and replace(piece, ends=True)
 
 
-def _forgets_ledger(fence: Fence, ledger: Ledger) -> Any:
+def forgets_ledger(fence: Fence, ledger: Ledger) -> Any:
     return replace(_recover(fence, ledger), unpurged=())
 
 
-def _ignores_incarnations(fence: Fence, ledger: Ledger) -> Any:
+def ignores_incarnations(fence: Fence, ledger: Ledger) -> Any:
     head = ledger.head and replace(ledger.head, incarnation=fence.incarnation)
     entries = tuple(replace(entry, incarnation=fence.incarnation) for entry in ledger.entries)
     return _recover(fence, replace(ledger, head=head, entries=entries))
 
 
-def _reuses_numbers(fence: Fence, ledger: Ledger) -> Any:
+def reuses_numbers(fence: Fence, ledger: Ledger) -> Any:
     found = _recover(fence, ledger)
     return replace(found, witness=replace(found.witness, batch=fence.witness.batch))
 
 
-def _believes_all(fence: Fence, ledger: Ledger) -> Any:
+def believes_all(fence: Fence, ledger: Ledger) -> Any:
     with patch("airflow_outbox.harvest.protocol.recovery.differences", lambda *_: ()):
         return _recover(fence, ledger)
 
@@ -234,17 +176,17 @@ class CutsAnywhere(Closure):
         return Taken(page, ends=True)
 
 
-def _no_others(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
+def no_others(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
     return set(waiting)
 
 
-def _as_parked(server: Server, transaction_ids: Collection[int]) -> dict[int, Length]:
+def as_parked(server: Server, transaction_ids: Collection[int]) -> dict[int, Length]:
     found = _parked_lengths(server, transaction_ids)
     waiting = [row.transaction_id for row in server.database.state.parked.values() if not row.discarded]
     return {number: replace(length, records=waiting.count(number)) for number, length in found.items()}
 
 
-def _nothing(_: Server) -> set[int]:
+def nothing(_: Server) -> set[int]:
     return set()
 
 
@@ -254,7 +196,7 @@ _parked_lengths = Server.parked_lengths
 # The tables
 
 
-def _as_loaded(loaded: int | None, own: int) -> int:
+def as_loaded(loaded: int | None, own: int) -> int:
     return own if loaded is None else loaded
 
 
@@ -274,119 +216,3 @@ class Duels(Harvester):
         except FencedError as error:
             self._events("fenced")
             raise PostgresError("simulated: fenced") from error
-
-
-def _table(name: str, table: Callable[..., SimulatedTable], kind: str = "exactly_once") -> Bug:
-    return Bug(name, kind, Design(table=table))
-
-
-def _log(name: str, log: Callable[..., SimulatedTransactionalLog]) -> Bug:
-    return Bug(name, design=Design(transactional_log=log))
-
-
-def _term(name: str, term: type[ExactlyOnceTerm]) -> Bug:
-    return Bug(name, "exactly_once", SOUND, modes, "ExactlyOnceTerm", term)
-
-
-def _recovery(name: str, recover: Callable[..., Any], kind: str = "exactly_once") -> Bug:
-    return Bug(name, kind, SOUND, exactly_once, "recover", recover)
-
-
-def _windows(name: str, value: type[windows.Windows]) -> Bug:
-    return Bug(name, "exactly_once", SOUND, exactly_once, "Windows", value)
-
-
-def _tracking(name: str, place: object, attribute: str, value: Any) -> Bug:
-    return Bug(name, "exactly_once", SOUND, place, attribute, value)
-
-
-OTHER = "other_histories"
-ATOMIC = Design(atomic=True)
-AT_LEAST_ONCE = Design(delivery="at_least_once")
-BUGS: Collection[Bug] = (
-    _table("the fence row is ignored", Unfenced),
-    _log("older producers are not fenced", FencesNobody),
-    _log("only one of several producers is fenced", FencesOne),
-    Bug("producers of other settings are not fenced", "reconfigured", Design(transactional_log=ForgetsOthers)),
-    _log("a request that may come twice leaves the epoch as it is", KeepsItsEpoch),
-    _log("the fence row is not read after a producer was renewed", TrustsItsRenewal),
-    _log("what is decided counts as readable", TakesDecidedForReadable),
-    _log("the ledger is read before older producers are fenced", FencesLate),
-    _recovery("what the ledger says is committed is not purged", _forgets_ledger),
-    _log("the ledger is written after the transaction", LedgerApart),
-    _log("the ledger is written outside any transaction", LedgerFirst),
-    _table("purges are by range", PurgesByRange),
-    _term("purges come before the commit", PurgesBeforeCommit),
-    _table("what is visible is taken for durable", NeverFlushes),
-    _term("the ledger tells of a witness that is not durable", WitnessesEarly),
-    _term("entries are deleted before their batches are purged", BuriesEarly),
-    _windows("records are read by id only", ReadsByIds),
-    _windows("windows forget transactions in progress", ForgetsInProgress),
-    _windows("a window's next pages are not of its snapshot", PagesFreely),
-    _table("a window's upper bound is dropped", ReadsBeyond),
-    Bug(
-        "loaded rows keep their transactions' ids", place=Database, attribute="guarded", value=staticmethod(_as_loaded)
-    ),
-    _table("a term begins after all that is visible", BeginsLate),
-    _log("an uncertain commit is taken for failed", TakesCommitForFailed),
-    _log("an uncertain commit is taken for done", TakesCommitForDone),
-    _table("an uncertain purge is taken for done", ForgetsPurges),
-    _term("reading begins before recovery", ReadsBeforeRecovery),
-    _term("windows outlive their term", Remembers),
-    _recovery("batch numbers are used again", _reuses_numbers),
-    Bug("a record is moved before the ledger says so", "poisoned", SOUND, modes, "ExactlyOnceTerm", ParksFirst),
-    Bug("later records do not wait behind a parked one", "poisoned", SOUND, ParkedLanes, "holds", _never),
-    Bug("the ledger does not tell of parked records that are published", "poisoned", SOUND, Batch, "entry", _untold),
-    Bug("a lane flows again while records wait in it", "poisoned", SOUND, ParkedLanes, "gone", _forget_lanes),
-    Bug("what Kafka refuses together is never divided", "poisoned", SOUND, Caution, "portions", _together),
-    Bug(
-        "what waits for a record is not looked at again when that is gone",
-        "poisoned_at_least_once",
-        AT_LEAST_ONCE,
-        ParkedLanes,
-        "divert_again",
-        _as_before,
-    ),
-    Bug("a fenced member takes over again", design=Design(harvester=Duels)),
-    Bug("transactions are cut anywhere", "atomic", ATOMIC, exactly_once, "Closure", CutsAnywhere),
-    Bug("only what is not whole is held back", "atomic", ATOMIC, closure, "behind", _no_others),
-    Bug("what is parked in part is published", "atomic", ATOMIC, Server, "parked_lengths", _as_parked),
-    Bug("what is parked in part is forgotten", "atomic", ATOMIC, Server, "parked_in_part", _nothing),
-    Bug("a stop commits a transaction in parts", "atomic", ATOMIC, modes, "ExactlyOnceTerm", CommitsWhenStopped),
-    _tracking("what is sent counts as published", exactly_once, "FlushTracking", FlushesEarly),
-    _term("a page counts as its window", TakesPageForWindow),
-    _term("a window's snapshot is its last page's", EndsWindowsLate),
-    _tracking("what earlier views have left is purged and not counted", Entry, "topics", no_topics),
-    _table("purges are by id only", PurgesUnseen, OTHER),
-    _recovery("other histories are not looked for", _believes_all, OTHER),
-    _recovery("incarnations are not compared", _ignores_incarnations, "adopted"),
-    _recovery("what a cut has left of a batch is purged", completes_behind_the_head, "adopted"),
-    _recovery("it is not compared which view has published", ignores_views, "copied"),
-    Bug(
-        "databases' oids are not compared",
-        "copied",
-        SOUND,
-        recovery,
-        "differences_of_databases",
-        ignores_database_oids,
-    ),
-    Bug(
-        "producers are fenced before the ledger is looked at",
-        "copied",
-        SOUND,
-        exactly_once,
-        "require_no_rival",
-        pass_by,
-    ),
-    Bug(
-        "producers are fenced before Postgres is looked at", "copied", SOUND, modes, "require_history", looks_only_later
-    ),
-    Bug(
-        "an adoption purges what an earlier incarnation has published",
-        "adopted_midway",
-        SOUND,
-        adoption,
-        "unpurged",
-        adopts_all_incarnations,
-    ),
-)

@@ -82,6 +82,8 @@ class State:
     next_transaction_id: int = 1000
     latest_completed: int = 999
     table_oid: int = 1
+    outcomes: dict[int, bool] = field(default_factory=dict)
+    """Which transactions have ended, and whether by a commit."""
 
     def begin(self, transaction_id: int) -> None:
         self.open[transaction_id] = []
@@ -96,6 +98,7 @@ class State:
     def end(self, transaction_id: int, committed: bool) -> None:
         rows = self.open.pop(transaction_id)
         self.prepared.discard(transaction_id)
+        self.outcomes[transaction_id] = committed
         self.latest_completed = max(self.latest_completed, transaction_id)
         if committed:
             self.rows.update((row.record.id, row) for row in rows)
@@ -180,6 +183,13 @@ class State:
         self._change(transaction_id)
         self.rows, self.last_drawn, self.table_oid = {}, 0, table_oid
 
+    def load(self, transaction_id: int, table_oid: int) -> None:
+        """All that is committed stands in another cluster now, which is younger and has seen no transaction of it."""
+        self.open.clear()
+        self.prepared.clear()
+        self.outcomes.clear()
+        self.next_transaction_id, self.latest_completed, self.table_oid = 1000, 999, table_oid
+
     def recover(self) -> None:
         """What a restart does: transactions that were neither ended nor prepared are rolled back."""
         for transaction_id in [number for number in self.open if number not in self.prepared]:
@@ -214,6 +224,9 @@ class Database:
         self.past: list[list[Change]] = []
         """The logs of histories that were restored away, as far as they were flushed."""
         self.on_crash: list[Callable[[], None]] = []
+        self.on_announce: list[Callable[[str], None]] = []
+        """Told what a leader announces, when the statement has ended that it is part of."""
+        self._announced: list[str] = []
         self._tick = tick
         self._life = 0
 
@@ -249,6 +262,10 @@ class Database:
         """A statement that is a transaction of its own, with synchronous_commit on."""
         self.write(change, self.state.next_transaction_id, *values)
         self.flush()
+        announced, self._announced = self._announced, []
+        for text in announced:
+            for told in list(self.on_announce):
+                told(text)
 
     def delete(self, ids: Iterable[int]) -> None:
         self.statement("delete", tuple(ids), self._tick())
@@ -260,6 +277,7 @@ class Database:
         """Part of a statement: it is written with the statement's own change, which follows."""
         if watermark is not None:
             self.write("announce", watermark, self._tick())
+            self._announced.append(f"0 {self.state.fence.incarnation} {watermark}")
 
     def flush(self) -> None:
         self.flushed = len(self.log)
@@ -272,6 +290,20 @@ class Database:
     @property
     def history(self) -> History:
         return History(self.system_identifier, self.timeline, self.state.table_oid, self.database_oid)
+
+    def outcome(self, transaction_id: int) -> str:
+        """What pg_xact_status() says."""
+        if transaction_id >= self.snapshot().xmax or transaction_id in self.state.open:
+            return "in progress"
+        return "committed" if self.state.outcomes.get(transaction_id) else "aborted"
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the view of what is published shows no watermark."""
+        fence = self.state.fence
+        if fence.halted is not None or fence.recorded is None:
+            return fence.halted
+        return None if fence.recorded == self.history else f"{self.history} is not {fence.recorded}"
 
     # Bad days
 
@@ -304,6 +336,13 @@ class Database:
         self.past.append(self.log[: self.flushed])
         self.statement("exchange", self.state.table_oid + 1)
 
+    def load_elsewhere(self) -> None:
+        """pg_dump, and the dump is loaded into another cluster, which gives out lower transaction ids."""
+        self.past.append(self.log[: self.flushed])
+        self._restart(self.flushed)
+        self.system_identifier += 1
+        self.statement("load", self.state.table_oid + 1)
+
     def set_back(self, number: int) -> None:
         """setval()."""
         self.write("draw", number)
@@ -319,6 +358,7 @@ class Database:
 
     def _restart(self, position: int) -> None:
         self._life += 1
+        self._announced.clear()
         del self.log[position:]
         self.flushed = position
         self.state = State()

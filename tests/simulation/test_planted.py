@@ -1,4 +1,4 @@
-"""The simulator finds what it is there to find: every planted bug, within so many histories."""
+"""The simulator finds what it is there to find: every planted bug, within so many histories, and for what it breaks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ from concurrent.futures import Executor
 from functools import partial
 
 import pytest
+from simulation.bugs import BUGS, Bug
 from simulation.histories import simulated
 from simulation.kinds import KINDS
-from simulation.planted import BUGS, Bug
+from simulation.verdicts import verdict_of
 
 SEEDS = 4000
 """Within how many histories every bug is found. Most are found within twenty; the rarest is in one of five hundred."""
 _SHARE = 5  # histories that a process is given at a time
 
 
+def test_every_bug_names_the_verdicts_of_which_one_has_to_find_it() -> None:
+    assert [bug.name for bug in BUGS if not bug.found_by] == []
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, processes: Executor) -> None:
     shares = [range(at, at + _SHARE) for at in range(0, SEEDS, _SHARE)]
-    assert any(processes.map(partial(is_found, bug.name), shares)), f"{bug.name}: not found"
+    verdicts = " or ".join(bug.found_by)
+    assert any(processes.map(partial(is_found, bug.name), shares)), f"{bug.name}: not found by '{verdicts}'"
 
 
 def is_found(name: str, seeds: Iterable[int]) -> bool:
-    """Whether one of these histories shows a bug."""
+    """Whether one of these histories shows a bug, by a complaint of the right verdict."""
     [bug] = [bug for bug in BUGS if bug.name == name]
     with bug.planted():
-        return any(simulated(seed, bug.design, KINDS[bug.kind].history).complaints for seed in seeds)
+        for seed in seeds:
+            complaints = simulated(seed, bug.design, KINDS[bug.kind].history).complaints
+            if not set(bug.found_by).isdisjoint(map(verdict_of, complaints)):
+                return True
+    return False

@@ -27,7 +27,7 @@ LAYERS = [
     {"harvest"},
     {"schema"},
     {"listening"},
-    {"awaited"},
+    {"awaited", "sessions"},
     {"stash", "tickets"},
     {"archive", "parked", "parked_requests"},
     {"table"},

@@ -142,6 +142,22 @@ async def test_that_there_is_nothing_to_tell_an_asset_is_said_once(
     assert "asset kafka://k/t gets events" in "".join(capfd.readouterr())
 
 
+async def test_an_asset_gets_no_events_while_harvesting_is_halted(
+    leader: Leader, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leader.beat(topics={"t": 1})
+    leader.connection.execute("UPDATE outbox_leader SET halted = 'the ledger is empty'")
+    async with aclosing(OutboxWatermarkTrigger(asset="kafka://k/t").run()) as events:
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(2.7)
+        said = "".join(capfd.readouterr())
+        assert said.count("asset kafka://k/t gets no events: nobody can tell what of outbox outbox is published") == 1
+        assert not waiting.done()
+        leader.connection.execute("UPDATE outbox_leader SET halted = NULL")
+        async with asyncio.timeout(10):
+            assert (await waiting).payload["topics"] == {"t": 1}
+
+
 async def test_a_thousand_triggers_cost_less_than_twenty_statements_a_second(
     leader: Leader, postgres: EmbeddedPostgres
 ) -> None:

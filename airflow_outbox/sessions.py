@@ -1,0 +1,89 @@
+"""A listener's session with Postgres: it asks, and hears what is announced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Protocol, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from airflow_outbox.connection import KEEP_ALIVE
+from airflow_outbox.names import OutboxName
+from airflow_outbox.tickets import query
+
+PATIENCE = 10.0
+"""Seconds that connecting, or a statement, may take."""
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+class Session(Protocol):
+    """One connection. When a call of it has failed, it is of no use any more."""
+
+    async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> Rows:
+        """The rows of a statement of tickets.sql."""
+        ...
+
+    async def listen(self, channel: str) -> None:
+        """Hear from now on what is announced there."""
+        ...
+
+    def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call `wake` when something may have been announced, while this lasts."""
+        ...
+
+    async def news(self) -> Sequence[tuple[str, str]]:
+        """What was announced since this was asked last: channel and text."""
+        ...
+
+
+Connect = Callable[[str], AbstractAsyncContextManager[Session]]
+"""Opens a session with the database of a connection string."""
+
+
+class PostgresSession:
+    """A session over psycopg. A pooler may stand behind it: nothing is set or prepared, but for LISTEN."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
+        self._connection = connection
+
+    async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> Rows:
+        async with asyncio.timeout(PATIENCE):
+            return await (await self._connection.execute(query(statement, name), values)).fetchall()
+
+    async def listen(self, channel: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._connection.fileno(), wake)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self._connection.fileno())
+
+    async def news(self) -> Sequence[tuple[str, str]]:
+        return [(note.channel, note.payload) async for note in self._connection.notifies(timeout=0)]
+
+
+@asynccontextmanager
+async def connected(data_source: str) -> AsyncIterator[Session]:
+    """Open a session, and close it in the end."""
+    given = psycopg.conninfo.conninfo_to_dict(data_source)
+    settings = cast("Any", {**KEEP_ALIVE, **given, "application_name": "airflow-outbox listen"})
+    async with asyncio.timeout(PATIENCE):
+        connection = await psycopg.AsyncConnection.connect(
+            **settings, autocommit=True, prepare_threshold=None, row_factory=tuple_row
+        )
+    try:
+        yield PostgresSession(connection)
+    finally:
+        with contextlib.suppress(psycopg.Error):
+            await connection.close()

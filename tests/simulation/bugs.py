@@ -1,0 +1,244 @@
+"""Bugs, planted on purpose: each breaks one rule of the design in the engine, or in what a member asks of a server, and
+never in the world. The histories have to find every one of them, and for what it breaks; a simulator that does not
+would prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from simulation import planted, planted_histories, planted_ports, planted_tracking, planted_waiting, waiting
+from simulation.postgres import Database
+from simulation.statements import Server
+from simulation.verdicts import Verdict
+from simulation.world import SOUND, Design
+
+from airflow_outbox import listening
+from airflow_outbox.harvest import exactly_once, modes
+from airflow_outbox.harvest.protocol import adoption, closure, recovery
+from airflow_outbox.harvest.protocol.batches import Batch
+from airflow_outbox.harvest.protocol.ledger import Entry
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A broken rule, the verdicts of which one has to find it (no other complaint counts), and the kind of histories
+    that do: by members' design, or by exchanging an attribute of something for a value.
+    """
+
+    name: str
+    found_by: Collection[Verdict]
+    kind: str = "exactly_once"
+    design: Design = SOUND
+    exchanged: tuple[Any, str, Any] | None = None
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have the bug while this lasts."""
+        if self.exchanged is None:
+            yield
+        else:
+            with patch.object(*self.exchanged):
+                yield
+
+
+ATOMIC = Design(atomic=True)
+AT_LEAST_ONCE = Design(delivery="at_least_once")
+OTHER = "other_histories"
+
+
+def _table(name: str, table: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
+    return Bug(name, found_by, kind, Design(table=table))
+
+
+def _log(name: str, log: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
+    return Bug(name, found_by, kind, Design(transactional_log=log))
+
+
+def _term(name: str, term: Any, *found_by: Verdict, kind: str = "exactly_once", design: Design = SOUND) -> Bug:
+    return Bug(name, found_by, kind, design, (modes, "ExactlyOnceTerm", term))
+
+
+def _recovery(name: str, recover: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
+    return Bug(name, found_by, kind, exchanged=(exactly_once, "recover", recover))
+
+
+def _windows(name: str, windows: Any, *found_by: Verdict) -> Bug:
+    return Bug(name, found_by, exchanged=(exactly_once, "Windows", windows))
+
+
+def _parking(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:
+    return Bug(name, found_by, "poisoned", exchanged=(place, attribute, value))
+
+
+def _atomic(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:
+    return Bug(name, found_by, "atomic", ATOMIC, (place, attribute, value))
+
+
+def _waiting(name: str, attribute: str, value: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
+    return Bug(name, found_by, kind, exchanged=(listening, attribute, value))
+
+
+def _copied(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:
+    return Bug(name, found_by, "copied", exchanged=(place, attribute, value))
+
+
+_V = Verdict
+BUGS: Collection[Bug] = (
+    # Fences and producers
+    _table("the fence row is ignored", planted_ports.Unfenced, _V.FALSE_WATERMARK),
+    Bug("a fenced member takes over again", (_V.DUEL,), design=Design(harvester=planted.Duels)),
+    _log("older producers are not fenced", planted_ports.FencesNobody, _V.DOUBLED),
+    _log("of several producers only the first is fenced", planted_ports.FencesOne, _V.DOUBLED),
+    _log("producers of other settings are not fenced", planted_ports.ForgetsOthers, _V.DOUBLED, kind="reconfigured"),
+    _log("a request that may come twice leaves the epoch as it is", planted_ports.KeepsItsEpoch, _V.DOUBLED),
+    _log("what is decided counts as readable", planted_ports.TakesDecidedForReadable, _V.FALSE_WATERMARK),
+    _log("an uncertain commit is taken for failed", planted_ports.TakesCommitForFailed, _V.DOUBLED),
+    _log("an uncertain commit is taken for done", planted_ports.TakesCommitForDone, _V.PURGED_UNPUBLISHED),
+    # The ledger and recovery
+    _log("the ledger is read before older producers are fenced", planted_ports.FencesLate, _V.DOUBLED),
+    _recovery("what the ledger says is committed is not purged", planted.forgets_ledger, _V.DOUBLED),
+    _log("the ledger is written after the transaction", planted_ports.LedgerApart, _V.DOUBLED),
+    _log("the ledger is written outside any transaction", planted_ports.LedgerFirst, _V.LOST),
+    _term("the ledger tells of a witness that is not durable", planted.WitnessesEarly, _V.FALSE_ALARM),
+    _term("entries are deleted before their batches are purged", planted.BuriesEarly, _V.FALSE_ALARM),
+    _recovery("batch numbers are used again", planted.reuses_numbers, _V.FALSE_ALARM),
+    _term("reading begins before recovery", planted.ReadsBeforeRecovery, _V.DOUBLED),
+    # Purges
+    _table("purges are by range", planted_ports.PurgesByRange, _V.LOST),
+    _term("purges come before the commit", planted.PurgesBeforeCommit, _V.LOST, _V.PURGED_UNPUBLISHED),
+    _table("an uncertain purge is taken for done", planted_ports.ForgetsPurges, _V.DOUBLED),
+    _table("what is visible is taken for durable", planted_ports.NeverFlushes, _V.FOREIGN),
+    # Windows
+    _windows("records are read by id only", planted.ReadsByIds, _V.STUCK, _V.OUT_OF_ORDER),
+    _windows("windows forget transactions in progress", planted.ForgetsInProgress, _V.STUCK, _V.OUT_OF_ORDER),
+    _windows("a window's next pages are not of its snapshot", planted.PagesFreely, _V.FALSE_WATERMARK),
+    _table("a window's upper bound is dropped", planted_ports.ReadsBeyond, _V.DOUBLED, _V.FALSE_WATERMARK),
+    Bug(
+        "loaded rows keep their transactions' ids",
+        (_V.STUCK, _V.LOST),
+        exchanged=(Database, "guarded", staticmethod(planted.as_loaded)),
+    ),
+    _table("a term begins after all that is visible", planted_ports.BeginsLate, _V.STUCK, _V.LOST),
+    _term("windows outlive their term", planted.Remembers, _V.STUCK, _V.OUT_OF_ORDER),
+    # Parking
+    Bug(
+        "a record is moved before the ledger says so",
+        (_V.OUT_OF_ORDER,),
+        "poisoned",
+        exchanged=(modes, "ExactlyOnceTerm", planted.ParksFirst),
+    ),
+    _parking("later records do not wait behind a parked one", ParkedLanes, "holds", planted.never, _V.OUT_OF_ORDER),
+    _parking(
+        "the ledger does not tell of parked records that are published", Batch, "entry", planted.untold, _V.DOUBLED
+    ),
+    _parking("a lane flows again while records wait in it", ParkedLanes, "gone", planted.forget_lanes, _V.OUT_OF_ORDER),
+    _parking("what Kafka refuses together is never divided", Caution, "portions", planted.together, _V.STUCK),
+    Bug(
+        "what waits for a record is not looked at again when that is gone",
+        (_V.STUCK, _V.OUT_OF_ORDER),
+        "poisoned_at_least_once",
+        AT_LEAST_ONCE,
+        (ParkedLanes, "divert_again", planted.as_before),
+    ),
+    # Whole source transactions
+    _atomic("transactions are cut anywhere", exactly_once, "Closure", planted.CutsAnywhere, _V.TORN),
+    _atomic("only what is not whole is held back", closure, "behind", planted.no_others, _V.OUT_OF_ORDER),
+    _atomic("what is parked in part is published", Server, "parked_lengths", planted.as_parked, _V.TORN),
+    _atomic("what is parked in part is forgotten", Server, "parked_in_part", planted.nothing, _V.TORN),
+    _term("a stop commits a transaction in parts", planted.CommitsWhenStopped, _V.TORN, kind="atomic", design=ATOMIC),
+    # The watermark
+    Bug(
+        "what is sent counts as published",
+        (_V.FALSE_WATERMARK,),
+        exchanged=(exactly_once, "FlushTracking", planted_tracking.FlushesEarly),
+    ),
+    _term("a page counts as its window", planted_tracking.TakesPageForWindow, _V.FALSE_WATERMARK),
+    _term("a window's snapshot is its last page's", planted_tracking.EndsWindowsLate, _V.FALSE_WATERMARK),
+    Bug(
+        "what earlier views have left is purged and not counted",
+        (_V.FALSE_COUNTS,),
+        exchanged=(Entry, "topics", planted_tracking.no_topics),
+    ),
+    # Tickets
+    _waiting(
+        "'parked' is asked before the watermark",
+        "Listener",
+        planted_waiting.AsksParkedFirst,
+        _V.FALSE_PUBLISHED,
+        kind="poisoned",
+    ),
+    _waiting(
+        "what was heard on a lost connection is believed",
+        "Awaited",
+        planted_waiting.BelievesOldNews,
+        _V.FALSE_PUBLISHED,
+        kind=OTHER,
+    ),
+    _waiting(
+        "a ticket is refused by an old look",
+        "Awaited",
+        planted_waiting.RefusesByOldLooks,
+        _V.MISSING_PUBLISHED,
+        kind="adopted",
+    ),
+    _waiting("a listener relies on announcements", "Awaited", planted_waiting.NeverLooks, _V.MISSING_PUBLISHED),
+    Bug(
+        "a watermark is shown in any history",
+        (_V.FALSE_PUBLISHED,),
+        OTHER,
+        exchanged=(waiting, "SimulatedSession", planted_waiting.ShowsAnyHistory),
+    ),
+    # Other histories
+    _table("purges are by id only", planted_ports.PurgesUnseen, _V.PURGED_UNPUBLISHED, kind=OTHER),
+    _recovery(
+        "other histories are not looked for", planted.believes_all, _V.PURGED_UNPUBLISHED, _V.DOUBLED, kind=OTHER
+    ),
+    _recovery("incarnations are not compared", planted.ignores_incarnations, _V.STUCK, kind="adopted"),
+    _recovery(
+        "what a cut has left of a batch is purged",
+        planted_histories.completes_behind_the_head,
+        _V.FALSE_COUNTS,
+        kind="adopted",
+    ),
+    Bug(
+        "an adoption purges what an earlier incarnation has published",
+        (_V.PURGED_UNPUBLISHED, _V.LOST),
+        "adopted_midway",
+        exchanged=(adoption, "unpurged", planted_histories.adopts_all_incarnations),
+    ),
+    # Copies
+    _recovery(
+        "it is not compared which view has published",
+        planted_histories.ignores_views,
+        _V.PURGED_UNPUBLISHED,
+        _V.LOST,
+        kind="copied",
+    ),
+    _copied(
+        "databases' oids are not compared",
+        recovery,
+        "differences_of_databases",
+        planted_histories.ignores_database_oids,
+        _V.DISTURBED,
+    ),
+    _copied(
+        "producers are fenced before the ledger is looked at",
+        exactly_once,
+        "require_no_rival",
+        planted_histories.pass_by,
+        _V.DISTURBED,
+    ),
+    _copied(
+        "producers are fenced before Postgres is looked at",
+        modes,
+        "require_history",
+        planted_histories.looks_only_later,
+        _V.DISTURBED,
+    ),
+)
