@@ -51,7 +51,7 @@ from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import OutboxRow, total_size
+from airflow_outbox.pages import Length, OutboxRow, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -274,21 +274,35 @@ class ExactlyOnceTerm(Term):
         batch, loop = await self._begin_batch(), asyncio.get_running_loop()
         began = loop.time()
         self._dividing.begin()
-        while (piece := await self._piece_for(batch)) is not None:
-            refusals = await self._refusals(piece.rows)
-            diversion = self._dividing.divert(piece.rows, refusals, refused=piece.refused, set_aside=piece.set_aside)
-            if diversion:
-                self._last_diversion = batch.number
-            await self._send(batch, diversion.published)
-            batch.divert(piece, diversion)
+        while not batch.may_end and (piece := await self._piece_for(batch)) is not None:
+            rows, streaming = await self._gather(batch, piece)
+            await self._send(batch, rows)
             if isinstance(self._dividing, WholeTransactions):
                 seconds, most = loop.time() - began, _SHARE_OF_TIMEOUT * self._limits.transaction_timeout
-                self._dividing.require_end(piece.streaming, records=batch.read, seconds=seconds, most_seconds=most)
+                self._dividing.require_end(streaming, records=batch.read, seconds=seconds, most_seconds=most)
         if not batch.may_end:
             return  # asked to stop; the open transaction will never be committed
         batch.condemned, batch.no_longer_slow = self._dividing.condemned, self._dividing.no_longer_slow
         batch.may_be_free = self._dividing.may_be_free
         await self._fill(batch)
+
+    async def _gather(self, batch: Batch, piece: Piece | None) -> tuple[Sequence[OutboxRow], Mapping[int, Length]]:
+        """The rows to send of a piece and of those that are there, too; and the transactions of which more is to come.
+
+        What comes while they are sent belongs to the next batch: a stream would never end one otherwise.
+        """
+        rows: list[OutboxRow] = []
+        streaming: Mapping[int, Length] = {}
+        while piece is not None:
+            refusals = await self._refusals(piece.rows)
+            diversion = self._dividing.divert(piece.rows, refusals, refused=piece.refused, set_aside=piece.set_aside)
+            if diversion:
+                self._last_diversion = batch.number
+            batch.divert(piece, diversion)
+            rows += diversion.published
+            streaming = piece.streaming
+            piece = await self._piece_for(batch) if self._pieces else None
+        return rows, streaming
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
         refusals = await self._refusals(due, parked=True)
