@@ -45,7 +45,7 @@ class Limits(Settings):
     poll_interval: Duration = 0.002
     """How long a leader waits before it looks for more.
 
-    It doubles up to 0.1 s (or ten times this) while nothing comes.
+    After 25 ms in which nothing came it doubles, up to 0.1 s (or ten times this).
     """
     heartbeat_timeout: Duration = 2.0
     """A leader that reads no heartbeat of its own back for this long steps down."""

@@ -55,8 +55,9 @@ from airflow_outbox.pages import Length, OutboxRow, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
-_MAX_UNPURGED = 6  # batches
-_LULL = 0.005
+_MAX_UNPURGED = 6  # batches, or more where they are small
+_MAX_UNPURGED_SMALL = 64
+_LULL = 0.015
 _LONGEST_UNTOLD = 1.0
 """After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
 _SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest is for committing it
@@ -117,6 +118,12 @@ class ExactlyOnceTerm(Term):
     @property
     def in_flight(self) -> int:
         return self._held_records + self._unpurged_records
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        """Whether so much is committed, and not purged, that publishing has to wait."""
+        batches, are_small = len(self._unpurged), self._unpurged_records < self._limits.max_in_flight_records
+        return batches >= (_MAX_UNPURGED_SMALL if are_small else _MAX_UNPURGED)
 
     @property
     def witness(self) -> Witness:
@@ -204,7 +211,7 @@ class ExactlyOnceTerm(Term):
             if paused or records < page_records or (size < page_bytes and self._held_bytes):
                 await self._room_made.wait()
             elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
-                interval = self._limits.poll_interval
+                interval = self._came()
                 if self._windows.next.within is None:  # all that was there has been read
                     await self._idle(interval)
             else:
@@ -245,7 +252,7 @@ class ExactlyOnceTerm(Term):
 
     async def _publish(self) -> None:
         while not self._stopping.is_set():
-            if len(self._unpurged) >= _MAX_UNPURGED:
+            if self._is_far_ahead:
                 self._settled_some.clear()
                 await self._settled_some.wait()
             elif self._due:
@@ -402,8 +409,7 @@ class ExactlyOnceTerm(Term):
     @property
     def _is_busy(self) -> bool:
         """Whether the next transactions will soon tell which ones before them can be read."""
-        has_more = self._is_sending or self._windows.next.within is not None
-        return has_more and len(self._unpurged) < _MAX_UNPURGED
+        return not self._is_far_ahead and (self._is_sending or self._windows.next.within is not None)
 
     async def _await_readable(self, batch: Batch) -> None:
         """Wait until consumers that read committed can read a batch."""

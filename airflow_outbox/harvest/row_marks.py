@@ -112,7 +112,7 @@ class RowMarksTerm(Term):
                 only_marked=self._draining,
             )
             if marked:
-                interval = self._limits.poll_interval
+                interval = self._came()
                 await self._divide(marked)
             elif self._draining and self.in_flight == 0:
                 self.stop()

@@ -27,6 +27,7 @@ ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0
 _WATCHING_INTERVAL = 1.0
 SLOWEST_POLL = 0.1  # seconds; ten poll intervals, where that is longer
+_PROMPT_TIME = 0.025  # seconds after records have come in which more of the same stream are likely
 
 
 class Term(ABC):
@@ -39,6 +40,7 @@ class Term(ABC):
         self._limits = limits
         self._published = published
         self._purged = 0
+        self._came_at = float("-inf")
         self._stopping = asyncio.Event()
         self._finished = asyncio.Event()
         self._room_made = asyncio.Event()
@@ -81,9 +83,16 @@ class Term(ABC):
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    def _came(self) -> float:
+        """A look has found records; how long to wait before the next one that is not to be made at once."""
+        self._came_at = asyncio.get_running_loop().time()
+        return self._limits.poll_interval
+
     async def _idle(self, interval: float) -> float:
         """Wait this long before the next look for records; how long to wait after that, if there are none."""
         await self._pause(interval, self._stopping)
+        if asyncio.get_running_loop().time() - self._came_at < _PROMPT_TIME:
+            return self._limits.poll_interval
         return min(2 * interval, max(SLOWEST_POLL, 10 * self._limits.poll_interval))
 
     def _count(self, topics: Counter[str]) -> None:

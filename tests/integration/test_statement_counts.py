@@ -29,7 +29,7 @@ BATCHES = 13
 ROWS = FIRST + BATCH * (BATCHES - 1)
 MOST_A_SECOND = 20
 """Statements beyond a read and a purge a batch: looks for records, heartbeats, looks at the fence."""
-SOON_LOOKS = 10
+SOON_LOOKS = 25
 """Looks that follow soon on the last read that returned rows, before they are a tenth of a second apart, at most."""
 LEDGER_RECORDS = 4
 """A batch in the ledger, at most: its transaction's first record, its entry, the head, and the end of an old entry."""
