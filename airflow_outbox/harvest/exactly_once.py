@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, RecordsRefusedError
@@ -236,10 +237,10 @@ class ExactlyOnceTerm(Term):
         self._tracking.send(len(rows))  # what is held back is sent before the window's end
         if self._windows.next.within is None:
             self._tracking.end_window(within)
+        piece = Piece(rows, within, page.written, taken.ends, refused, taken.streaming, taken.set_aside)
         self._held_records += len(read)
-        self._held_bytes += total_size(read)
+        self._held_bytes += piece.bytes if rows is read else total_size(read)
         if rows:
-            piece = Piece(rows, within, page.written, taken.ends, refused, taken.streaming, taken.set_aside)
             self._pieces.append(piece)
             self._wake.set()
         return bool(read)
@@ -386,7 +387,7 @@ class ExactlyOnceTerm(Term):
                 self._flushed = await self._table.flush(batch.written)
             await self._commit(batch)
             self._caution.forget(batch.parked.refused, parked=False)
-            self._caution.settled([*batch.ids, *batch.parked.waiting], parked=False)
+            self._caution.settled(chain(batch.ids, batch.parked.waiting), parked=False)
             self._caution.on_record(batch.condemned, batch.no_longer_slow)
             if batch.may_be_free:
                 self._release_after(batch.number)
