@@ -61,6 +61,8 @@ _MAX_UNPURGED_SMALL = 64
 _LULL = 0.015
 _LONGEST_UNTOLD = 1.0
 """After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
+_LOOKS_FOR_DISK = 2
+_LONGEST_LOOK = 0.003  # seconds
 _SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest is for committing it
 
 
@@ -383,8 +385,7 @@ class ExactlyOnceTerm(Term):
 
     async def _commit_filled(self) -> None:
         while (batch := await self._filled.get()) is not None:
-            if self._flushed < batch.written:
-                self._flushed = await self._table.flush(batch.written)
+            await self._require_on_disk(batch.written)
             await self._commit(batch)
             self._caution.forget(batch.parked.refused, parked=False)
             self._caution.settled(chain(batch.ids, batch.parked.waiting), parked=False)
@@ -394,6 +395,17 @@ class ExactlyOnceTerm(Term):
             self._filled.task_done()
         self._all_committed = True
         self._committed.set()
+
+    async def _require_on_disk(self, position: int) -> None:
+        """Wait until Postgres' log is on disk up to there. As a rule somebody's commit has just brought it there, and
+        the next look for records tells; to ask for it would wait behind a purge.
+        """
+        for _ in range(_LOOKS_FOR_DISK):
+            if self._flushed >= position:
+                return
+            await asyncio.sleep(min(self._limits.poll_interval, _LONGEST_LOOK))
+        if self._flushed < position:
+            self._flushed = await self._table.flush(position)
 
     async def _commit(self, batch: Batch) -> None:
         entry = batch.entry(view=self.view, fence=self._fence)
