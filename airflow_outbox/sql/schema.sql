@@ -104,6 +104,7 @@ CREATE TABLE {commits} (
 CREATE TABLE {parked} (LIKE {outbox});
 ALTER TABLE {parked}
     DROP COLUMN leader_id,
+    ALTER COLUMN kafka_key DROP NOT NULL,  -- a record without one, where somebody lets the outbox have such, can be parked, too
     ADD COLUMN number          BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ADD COLUMN incarnation     INTEGER NOT NULL,
     ADD COLUMN cause           TEXT,
