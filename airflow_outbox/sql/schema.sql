@@ -37,7 +37,6 @@ CREATE TABLE {leader} (
     paused            BOOLEAN NOT NULL DEFAULT false,
     handover_asked_at TIMESTAMPTZ,
     delivery          TEXT,
-    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     system_identifier BIGINT,
     timeline          INTEGER,
     table_oid         OID,
@@ -51,6 +50,7 @@ CREATE TABLE {leader} (
     covered_batch     BIGINT NOT NULL DEFAULT 0,
     topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
     uncovered         JSONB NOT NULL DEFAULT jsonb_build_object(),
+    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     database_oid      OID,
     begun_view        UUID
 );
