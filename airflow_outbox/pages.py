@@ -23,7 +23,15 @@ class Reading:
 
 
 OutboxRow = tuple[
-    int, str, str | bytes, str | bytes | None, list[str | None], list[str | bytes | None], int | None, int, int | None
+    int,
+    str,
+    str | bytes | None,
+    str | bytes | None,
+    list[str | None],
+    list[str | bytes | None],
+    int | None,
+    int,
+    int | None,
 ]
 """A record as it is read for publishing exactly once: id, topic, key, value, header names, header values, partition,
 bytes of key and value, transaction id (None unless asked for).

@@ -23,7 +23,7 @@ from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 from airflow_outbox.table import SHARD
 
-Lane = tuple[str, str | bytes]
+Lane = tuple[str, str | bytes | None]
 _LONGEST_DELAY = 600.0
 _PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked within the statements' time limit
 

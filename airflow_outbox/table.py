@@ -50,7 +50,7 @@ class MarkedRecord(NamedTuple):
 
     id: int
     topic: str
-    key: str | bytes
+    key: str | bytes | None
     value: str | bytes | None
     header_names: list[str | None]
     header_values: list[str | bytes | None]
@@ -59,7 +59,7 @@ class MarkedRecord(NamedTuple):
     @property
     def size(self) -> int:
         """What the record counts against the bound on bytes in flight."""
-        return len(self.key) + (len(self.value) if self.value else 0)
+        return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
 
 
 class OutboxTable:

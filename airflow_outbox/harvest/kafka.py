@@ -194,6 +194,6 @@ class KafkaLog:
         del self._producer  # here, because the client's end waits for its own threads
 
 
-def shown(key: str | bytes) -> str:
+def shown(key: str | bytes | None) -> str:
     text = repr(key)
     return text if len(text) <= 60 else f"{text[:57]}..."

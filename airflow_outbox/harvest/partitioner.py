@@ -47,13 +47,13 @@ class _EmptyKeyError(Exception):
     """There is no saying where a record without a key goes."""
 
 
-class _Hashes(dict[str | bytes, int]):
+class _Hashes(dict[str | bytes | None, int]):
     """The hashes of keys, computed when they are first asked for."""
 
     def __init__(self, of: Callable[[bytes], int]) -> None:
         self._of = of
 
-    def __missing__(self, key: str | bytes) -> int:
+    def __missing__(self, key: str | bytes | None) -> int:
         if not key:
             raise _EmptyKeyError
         found = self[key] = self._of(key.encode() if isinstance(key, str) else key)

@@ -113,7 +113,9 @@ class TopicBook:
             self._plain.discard(topic)
             self._doubted.add(topic)
 
-    def found_too_large(self, topic: str, key: str | bytes, value: str | bytes | None, *, batch_size: int) -> None:
+    def found_too_large(
+        self, topic: str, key: str | bytes | None, value: str | bytes | None, *, batch_size: int
+    ) -> None:
         """A broker has found the batch with this record too large; batches with more than one have `batch_size` bytes,
         at most, uncompressed. 0: the record was sent alone.
         """
@@ -254,5 +256,5 @@ def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
     return Topic(Refusal(Cause.TOPIC_NAME, answer.str() or answer.name()))
 
 
-def _hash(topic: str, key: str | bytes, value: str | bytes | None, limit: int) -> int:
+def _hash(topic: str, key: str | bytes | None, value: str | bytes | None, limit: int) -> int:
     return hash((topic, limit, *(part.encode() if isinstance(part, str) else part for part in (key, value))))

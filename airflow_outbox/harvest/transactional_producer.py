@@ -352,7 +352,7 @@ class TransactionalProducer:
                 known = isinstance(self._refused, RecordsRefusedError)
                 self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)
             elif self._refused is None and error.code() != BrokerError._PURGE_QUEUE:
-                name = f"a record (topic {topic}, key {shown(message.key() or b'')})"
+                name = f"a record (topic {topic}, key {shown(message.key())})"
                 self._refused = PublishError(f"{name} was not published: {self._why(error, topic)}")
             return
         partition, offset = cast("int", message.partition()), cast("int", message.offset())
@@ -367,7 +367,7 @@ class TransactionalProducer:
         topic = cast("str", message.topic())
         if error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
             batch_size = 0 if self._is_alone else int(self._settings["batch.size"])
-            self._book.found_too_large(topic, message.key() or b"", message.value(), batch_size=batch_size)
+            self._book.found_too_large(topic, message.key(), message.value(), batch_size=batch_size)
         self._book.doubt(topic)
 
     def _written(self, error: BrokerError | None, message: Message) -> None:

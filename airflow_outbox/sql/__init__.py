@@ -1,8 +1,19 @@
 """Every statement of the project, named and explained in files that a DBA can review: none stands in a Python string.
 
-`queries.sql` holds the statements of a running outbox, `schema.sql` the tables, `migrations/` the steps from one
-schema version to the next, `grants.sql` the privileges. `{name}` in a statement stands for an identifier or a type,
-`%(name)s` for a value.
+| file | what is there |
+| --- | --- |
+| `schema.sql` | the tables, whole |
+| `migrations/` | the steps from one schema version to the next |
+| `loaded_rows.sql` | the triggers against rows that are loaded with other transactions' ids |
+| `grants.sql` | the privileges |
+| `queries.sql` | the statements of a running outbox |
+| `parked.sql` | the statements about parked records |
+| `archive.sql` | the statements about the archive |
+| `tickets.sql` | what is asked of tickets |
+| `spark.sql` | what Spark's writes do in Postgres |
+| `audit.sql`, `comparison.sql` | what an audit reads of Postgres; what it compares, in SQLite |
+
+`{name}` in a statement stands for an identifier or a type, `%(name)s` for a value.
 """
 
 from __future__ import annotations

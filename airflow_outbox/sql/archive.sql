@@ -6,7 +6,7 @@
 -- The archive and its default partition. `view` is the leader's that purged the record, `batch` its number in the ledger, which records
 -- that were published at least once, or after they had been parked, do not have.
 CREATE TABLE {archive} (LIKE {outbox}, archived_at TIMESTAMPTZ NOT NULL, view UUID NOT NULL, batch BIGINT) PARTITION BY RANGE (archived_at);
-ALTER TABLE {archive} DROP COLUMN leader_id;
+ALTER TABLE {archive} DROP COLUMN leader_id, ALTER COLUMN kafka_key DROP NOT NULL;
 CREATE INDEX ON {archive} (id);
 CREATE TABLE {default} PARTITION OF {archive} DEFAULT;
 

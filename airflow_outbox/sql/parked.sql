@@ -40,7 +40,7 @@ leader_id = %(view)s
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
 -- those of the topic; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
 -- number in the parked table in place of the id. By joins: Postgres compares each row with each one asked for, where it takes a subquery in
--- an OR for large.
+-- an OR for large. Records without a key have a branch of their own, for USING joins no nulls.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
     FROM {parked}
@@ -51,6 +51,9 @@ WITH asked AS MATERIALIZED (
     (
         SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic, kafka_key FROM asked) AS lane USING (kafka_topic, kafka_key)
         WHERE discarded_at IS NULL ORDER BY number LIMIT %(max_records)s
+    ) UNION (
+        SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE kafka_key IS NULL) AS keyless USING (kafka_topic)
+        WHERE discarded_at IS NULL AND kafka_key IS NULL ORDER BY number LIMIT %(max_records)s
     ) UNION (
         SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE of_the_topic) AS topic USING (kafka_topic)
         WHERE discarded_at IS NULL ORDER BY number LIMIT %(max_records)s
@@ -145,6 +148,11 @@ WITH fence AS MATERIALIZED (
         FROM {parked} JOIN (SELECT kafka_topic, kafka_key, min(number) AS first FROM heads GROUP BY kafka_topic, kafka_key) AS lane
             USING (kafka_topic, kafka_key)
         WHERE discarded_at IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL)
+    ) UNION (
+        SELECT number
+        FROM {parked} JOIN (SELECT kafka_topic, min(number) AS first FROM heads WHERE kafka_key IS NULL GROUP BY kafka_topic) AS keyless
+            USING (kafka_topic)
+        WHERE discarded_at IS NULL AND kafka_key IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL)
     ) UNION (
         SELECT number
         FROM {parked} JOIN (SELECT kafka_topic, min(number) AS first FROM heads WHERE of_the_topic GROUP BY kafka_topic) AS topic

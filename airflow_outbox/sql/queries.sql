@@ -114,7 +114,7 @@ WITH due AS MATERIALIZED (
     FROM (
         SELECT id, sum(size) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
         FROM (
-            SELECT id, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+            SELECT id, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
             FROM {outbox}
             WHERE leader_id IS DISTINCT FROM %(view)s AND (leader_id IS NOT NULL OR NOT %(only_marked)s)
             ORDER BY id
@@ -174,7 +174,7 @@ UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
            {partition}, size, {transaction_id}
     FROM (
-        SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+        SELECT *, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
         FROM {outbox}
         WHERE (transaction_id >= pg_snapshot_xmax(%(after)s::pg_snapshot)
                OR transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot))))
@@ -194,7 +194,7 @@ UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
            {partition}, size, {transaction_id}
     FROM (
-        SELECT *, octet_length(kafka_key) + coalesce(octet_length(kafka_value), 0) AS size
+        SELECT *, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
         FROM {outbox}
         WHERE id > %(above)s
           AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))

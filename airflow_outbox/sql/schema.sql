@@ -37,7 +37,6 @@ CREATE TABLE {leader} (
     paused            BOOLEAN NOT NULL DEFAULT false,
     handover_asked_at TIMESTAMPTZ,
     delivery          TEXT,
-    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     system_identifier BIGINT,
     timeline          INTEGER,
     table_oid         OID,
@@ -51,6 +50,7 @@ CREATE TABLE {leader} (
     covered_batch     BIGINT NOT NULL DEFAULT 0,
     topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
     uncovered         JSONB NOT NULL DEFAULT jsonb_build_object(),
+    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     database_oid      OID,
     begun_view        UUID
 );
@@ -104,6 +104,7 @@ CREATE TABLE {commits} (
 CREATE TABLE {parked} (LIKE {outbox});
 ALTER TABLE {parked}
     DROP COLUMN leader_id,
+    ALTER COLUMN kafka_key DROP NOT NULL,  -- a record without one, where somebody lets the outbox have such, can be parked, too
     ADD COLUMN number          BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ADD COLUMN incarnation     INTEGER NOT NULL,
     ADD COLUMN cause           TEXT,

@@ -77,15 +77,29 @@ def parked_indexes(connection: psycopg.Connection[Any], schema: str) -> set[str]
     return {definition for (definition,) in rows}
 
 
-def test_version_3_gets_the_newest_indexes(connection: psycopg.Connection[Any]) -> None:
+VERSION_3 = """
+DROP INDEX old.outbox_parked_transaction_id_idx, old.outbox_parked_cause_kafka_topic_idx;
+DROP VIEW old.outbox_published;
+ALTER TABLE old.outbox_leader
+    DROP COLUMN transactional_ids, DROP COLUMN database_oid, DROP COLUMN begun_view, ADD COLUMN transactional_id TEXT;
+ALTER TABLE old.outbox_commits DROP COLUMN incarnation;
+ALTER TABLE old.outbox_parked ALTER COLUMN kafka_key SET NOT NULL;
+UPDATE old.outbox_leader SET schema_version = 3, transactional_id = 'the only one'
+"""
+
+
+def test_version_3_gets_the_newest_indexes_columns_and_view(connection: psycopg.Connection[Any]) -> None:
     for schema in ("old", "new"):
         connection.execute(f"CREATE SCHEMA {schema}".encode())
         init_outbox(connection, OutboxName.parse(f"{schema}.outbox"))
-    connection.execute("DROP INDEX old.outbox_parked_transaction_id_idx, old.outbox_parked_cause_kafka_topic_idx")
-    connection.execute("UPDATE old.outbox_leader SET schema_version = 3")
+    connection.execute(VERSION_3.encode())
     assert parked_indexes(connection, "old") != parked_indexes(connection, "new")
     init_outbox(connection, OutboxName.parse("old.outbox"))
     assert parked_indexes(connection, "old") == parked_indexes(connection, "new")
+    for suffix in ("commits", "parked", "published"):
+        assert table_shape(connection, f"old.outbox_{suffix}") == table_shape(connection, f"new.outbox_{suffix}")
+    ids = connection.execute("SELECT transactional_ids, database_oid, begun_view FROM old.outbox_leader").fetchall()
+    assert ids == [(["the only one"], None, None)]
 
 
 def test_our_column_comes_to_goharvests_table_only_when_asked_for(connection: psycopg.Connection[Any]) -> None:

@@ -222,7 +222,7 @@ BAD_DAYS = {
     "not allowed to send heartbeats": permission(2),
     "not allowed to write the ledger": permission(4),
     "not allowed to use the transactional id": permission(5),
-    "not allowed to publish": permission(6),
+    "not allowed to publish": permission(7),
 }
 # Who leads and isn't heard steps down after the heartbeat timeout, and so may have harvested all.
 MAY_BE_DONE = {

@@ -165,7 +165,7 @@ def outlives_what_is_mended(make_outbox: MakeOutbox, start: Start, disks: list[D
     deadline = time.monotonic() + 90  # guards; how soon is not what this shows
     while (unsaid := silent()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert {name: said(processes[name]) for name in unsaid} == {}
+    assert {name: processes[name].events[-5:] for name in unsaid} == {}
     watched = watch(processes)
     assert {name: seen for name, seen in watched.items() if seen.cpu > MOST_CPU or seen.lines > MOST_LINES} == {}
     assert {name for name in days if processes[name].popen.poll() is not None} == set()
@@ -181,7 +181,7 @@ def outlives_what_is_mended(make_outbox: MakeOutbox, start: Start, disks: list[D
     deadline = time.monotonic() + 60
     while (left := unmended()) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert {name: [counts, *said(processes[name])[-3:]] for name, counts in left.items()} == {}
+    assert {name: [counts, *processes[name].events[-5:]] for name, counts in left.items()} == {}
 
 
 def outlives_a_broker_whose_disk_is_full(database: str, folder: Path, classpath: str, start: Start) -> None:

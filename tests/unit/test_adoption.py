@@ -21,7 +21,7 @@ FENCE = Fence(
     outbox_id=OUTBOX,
     incarnation=2,
     delivery="exactly_once",
-    transactional_id="x",
+    transactional_ids=("x",),
     recorded=HISTORY,
     present=replace(HISTORY, timeline=2),
     witness=Witness("T", batch=2, offset=40, highest_id=90),

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from airflow_outbox.table import MarkedRecord
 
-Lane = tuple[str, str | bytes]
+Lane = tuple[str, str | bytes | None]
 
 
 class InFlight:

@@ -39,7 +39,7 @@ from airflow_outbox.pages import Length
 
 _PORTIONS = 100  # into which suspects are divided: each is waited for, some milliseconds
 
-Lane = tuple[str, str | bytes]
+Lane = tuple[str, str | bytes | None]
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
 

@@ -51,3 +51,7 @@ ALTER TABLE {commits} ADD COLUMN IF NOT EXISTS incarnation INTEGER;
 UPDATE {commits} AS entry
 SET incarnation = coalesce((SELECT max(adopted.incarnation) FROM {adopted} AS adopted WHERE adopted.adopted_at <= entry.committed_at), 1)
 WHERE incarnation IS NULL;
+
+-- Where somebody lets the outbox have records without a key, these can be parked and archived, too.
+ALTER TABLE {parked} ALTER COLUMN kafka_key DROP NOT NULL;
+ALTER TABLE IF EXISTS {archive} ALTER COLUMN kafka_key DROP NOT NULL;

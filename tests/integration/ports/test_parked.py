@@ -63,7 +63,7 @@ class Scene:
         rows = await self.due_rows(all_lanes=True)
         return [row[0] for value in values for row in rows if row[3] == value]
 
-    async def waiting(self) -> tuple[dict[tuple[str, str | bytes], int], set[str]]:
+    async def waiting(self) -> tuple[dict[tuple[str, str | bytes | None], int], set[str]]:
         lanes, topics = await self.table.one.parked_lanes()
         return dict(lanes), set(topics)
 
