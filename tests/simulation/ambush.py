@@ -7,8 +7,9 @@ way at that moment may be held up besides.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from simulation.loop import ELSEWHERE
@@ -30,10 +31,13 @@ class Strike(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A question, and whether it is `asked` or `answered`."""
+    """A question, and whether it is `asked` or `answered`; or only while another one is under way `besides`,
+    which takes some time then.
+    """
 
     question: str
     phase: str
+    besides: str | None = None
 
 
 def _moments(*questions: str) -> tuple[Moment, ...]:
@@ -53,6 +57,9 @@ WORK = {
 """When to strike, in which way."""
 SUCCESSION = _moments("take_over", "fence", "ledger", "begin", "read", "publish", "heartbeat")
 """When to let a stopped member go on: what its successor asks."""
+
+
+_BESIDES_TAKES = 0.3  # seconds
 
 
 class Ambush:
@@ -82,6 +89,7 @@ class Ambush:
         self._delay = delay
         self._crash = crash
         self.is_over = False
+        self._under_way: Counter[tuple[Member, str]] = Counter()
         world.watch = self._watch
 
     def call_off(self) -> None:
@@ -98,12 +106,17 @@ class Ambush:
                     link.cut = False
 
     def _watch(self, member: Member, question: str, phase: str) -> float:
+        self._under_way[member, question] += 1 if phase == "asked" else -1
+        besides = self._at.besides
         moment = Moment(question, phase)
         if self.victim is None:
-            if moment == self._at and member in self._world.members and not member.process.stopped:
+            is_now = replace(self._at, besides=None) == moment and (not besides or self._under_way[member, besides] > 0)
+            if is_now and member in self._world.members and not member.process.stopped:
                 self.victim = member
                 self._hit(member)
                 return LOST if self._strike is Strike.LOSE else self._delay
+            if question == besides and phase == "asked":
+                return _BESIDES_TAKES
         elif member is not self.victim and moment == self._until:
             self._world.watch = None
             asyncio.get_running_loop().call_later(self._world.network.delay(), self.call_off, context=ELSEWHERE)

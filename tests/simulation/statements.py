@@ -52,7 +52,8 @@ class Server:
         self._random = random
         self.slowness = slowness
         self._holders: list[tuple[Backend, Answer]] = []  # statements that hold the fence row
-        self._waiting: list[Callable[[], None]] = []  # take-overs, which wait for the holders; and whoever comes behind
+        self._alone: tuple[Backend, Answer] | None = None  # the last one that changed it, and let nobody in besides
+        self._waiting: list[tuple[Callable[[], None], bool]] = []  # statements in turn, and whether they need it alone
         database.on_crash.append(self._crashed)
 
     def connect(self) -> Backend:
@@ -68,9 +69,19 @@ class Server:
         except OutboxError as error:
             answer.refuse(error)
 
-    def run_locked(self, backend: Backend, view: UUID | None, answer: Answer, effect: Callable[[], object]) -> None:
-        """A statement that holds the fence row shared while it runs; without a view it goes by no fence."""
+    def run_locked(
+        self,
+        backend: Backend,
+        view: UUID | None,
+        answer: Answer,
+        effect: Callable[[], object],
+        *,
+        alone: bool = False,
+    ) -> None:
+        """A statement that holds the fence row until it is committed: shared, or `alone` when it changes the row.
 
+        Without a view it goes by no fence.
+        """
         holder = backend, answer
 
         def start() -> None:
@@ -78,6 +89,7 @@ class Server:
                 self.run(backend, answer, lambda: self.require(view))
                 return
             self._holders.append(holder)
+            self._alone = holder if alone else self._alone
             draw = self._random.random
             duration = self.slowness * draw() * (1 if draw() < 0.95 else 40)
             asyncio.get_running_loop().call_later(duration, finish, context=ELSEWHERE)
@@ -88,10 +100,8 @@ class Server:
                 self.run(backend, answer, effect)
                 self._let_in()
 
-        if self._waiting:
-            self._waiting.append(start)
-        else:
-            start()
+        self._waiting.append((start, alone))
+        self._let_in()
 
     def take_over(self, backends: tuple[Backend, ...], view: UUID, after: Collection[UUID], answer: Answer) -> None:
         def effect() -> Fence:
@@ -103,25 +113,23 @@ class Server:
             return self.fence(view)
 
         def start() -> None:
-            if self._holders:
-                asyncio.get_running_loop().call_later(LOCK_TIMEOUT, expire, start, context=ELSEWHERE)
-                self._waiting.insert(0, start)
-            else:
-                self.run(backends[0], answer, effect)
+            self.run(backends[0], answer, effect)
 
-        def expire(waiting: Callable[[], None]) -> None:
+        def expire() -> None:
             if waiting in self._waiting:
                 for old in self.database.state.fence.backends:
                     self._end(old)
-                if self._holders:
-                    self._waiting.remove(waiting)
-                    answer.refuse(TakeOverError())
+                self._let_in()
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                answer.refuse(TakeOverError())
                 self._let_in()
 
-        if self._waiting:
-            self._waiting.append(start)
-        else:
-            start()
+        waiting = start, True
+        self._waiting.append(waiting)
+        self._let_in()
+        if waiting in self._waiting:
+            asyncio.get_running_loop().call_later(LOCK_TIMEOUT, expire, context=ELSEWHERE)
 
     # What statements do
 
@@ -339,10 +347,12 @@ class Server:
             holder[1].refuse(PostgresUnreachableError("simulated: terminated by an administrator's command"))
 
     def _let_in(self) -> None:
-        while self._waiting and not self._holders:
-            waiting, self._waiting = self._waiting, []
-            for start in waiting:
-                start()
+        while self._waiting:
+            start, alone = self._waiting[0]
+            if self._holders and (alone or self._alone in self._holders):
+                return
+            del self._waiting[0]
+            start()
 
     def _crashed(self) -> None:
         for backend, _ in list(self._holders):

@@ -64,7 +64,7 @@ class SimulatedTable:
         def effect() -> None:
             self._server.begin(self._fenced(view), delivery, witness, transactional_ids, flushed)
 
-        await self._run(self._reading, "begin", effect)
+        await self._run_locked(self._reading, "begin", self._fenced(view), effect, alone=True)
 
     async def holds_marks(self) -> bool:
         found: bool = await self._run(self._purging, "holds_marks", lambda: self._server.holds_marks())
@@ -192,9 +192,10 @@ class SimulatedTable:
         witness: Witness | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
-        pulse: Pulse = await self._run(
-            self._reading, "heartbeat", lambda: self._server.heartbeat(self._fenced(view), witness, flushed)
-        )
+        def effect() -> Pulse:
+            return self._server.heartbeat(self._fenced(view), witness, flushed)
+
+        pulse: Pulse = await self._run_locked(self._reading, "heartbeat", self._fenced(view), effect, alone=True)
         return pulse
 
     async def halt(self, view: UUID, reason: str) -> None:
@@ -218,10 +219,12 @@ class SimulatedTable:
         backend = door.backend if door else None
         return await self._call(door, name, lambda answer: self._server.run(backend, answer, effect))
 
-    async def _run_locked(self, door: _Door, name: str, view: UUID | None, effect: Callable[[], object]) -> Any:
+    async def _run_locked(
+        self, door: _Door, name: str, view: UUID | None, effect: Callable[[], object], *, alone: bool = False
+    ) -> Any:
         def locked(answer: Answer, backend: Backend | None = door.backend) -> None:
             assert backend is not None
-            self._server.run_locked(backend, view, answer, effect)
+            self._server.run_locked(backend, view, answer, effect, alone=alone)
 
         return await self._call(door, name, locked)
 

@@ -24,6 +24,8 @@ MOMENTS = {
     "before the commit": Moment("publish", "answered"),
     "between the ledger's record and the commit": Moment("commit", "answered"),
     "with a commit on its way": Moment("end", "asked"),
+    "while the next batch is sent and this one is committed": Moment("publish", "asked", besides="end"),
+    "while the next batch is there and this one is committed": Moment("publish", "answered", besides="end"),
     "between commit and purge": Moment("end", "answered"),
     "with a purge on its way": Moment("purge_published", "asked"),
     "between purge and witness": Moment("purge_published", "answered"),
