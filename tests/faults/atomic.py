@@ -2,13 +2,15 @@
 together.
 
 Consumers that read committed see a Kafka transaction as a whole. So a source transaction must lie in one. Within a
-partition, what lies between two of Kafka's own markers is of one transaction: the markers are the offsets that no
-consumer sees. Across partitions, the ledger tells which stretches belong together.
+partition, what one producer wrote between two of its markers is of one transaction; markers of the other producers of
+the same leader may lie anywhere. No consumer shows whose a record or a marker is, so the broker's files are read for
+it. Across partitions, the ledger tells which stretches belong together.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,9 +20,10 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
-from harvesting import Outbox
+from harvesting import PARTITIONS, Outbox
 
 from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.demo.kafka import EmbeddedKafka
 
 _WRITERS = 4
 
@@ -102,8 +105,11 @@ def torn(committed: dict[int, int], messages: Iterable[Message], batches: dict[t
     return wrong
 
 
-def read_batches(outbox: Outbox, ledger_topic: str) -> dict[tuple[int, int], int]:
-    """The batch of each partition and offset, as the ledger has it; each stretch is free of Kafka's own markers."""
+def read_batches(outbox: Outbox, ledger_topic: str, kafka: EmbeddedKafka) -> dict[tuple[int, int], int]:
+    """The batch of each partition and offset, as the ledger has it. In each stretch are the batch's records and no
+    others, all of one producer, and none of this producer's markers.
+    """
+    written = {partition: written_into(kafka, outbox.topic, partition) for partition in range(PARTITIONS)}
     found: dict[tuple[int, int], int] = {}
     for message in everything(outbox.bootstrap, ledger_topic):
         if not (message.key() or b"").startswith(b"batch/") or not message.value():
@@ -111,8 +117,46 @@ def read_batches(outbox: Outbox, ledger_topic: str) -> dict[tuple[int, int], int
         entry: dict[str, Any] = json.loads(message.value() or b"")
         for topic, partition, first, last, count in entry["extents"]:
             assert topic == outbox.topic
-            assert last - first + 1 == count, f"batch {entry['batch']} is broken by a marker of Kafka's"
+            inside = [part for part in written[partition] if part.first <= last and part.last >= first]
+            records = [part for part in inside if not part.is_marker]
+            assert sum(part.last - part.first + 1 for part in records) == count, f"foreign records in {entry}"
+            producers = {part.producer for part in records}
+            assert len(producers) == 1, f"several producers in {entry}"
+            assert not any(part.is_marker and part.producer in producers for part in inside), f"{entry} is broken"
             found |= {(partition, offset): entry["batch"] for offset in range(first, last + 1)}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Records that a producer wrote together, or a marker of one of its transactions."""
+
+    first: int
+    last: int
+    producer: tuple[int, int]
+    """Its id and epoch."""
+    is_marker: bool
+
+
+_HEADER = struct.Struct(">q i i b I h i q q q h i i")
+"""What each batch of records begins with, in Kafka's files. The length counts from behind itself."""
+_HEADER_BEHIND_LENGTH = _HEADER.size - 12
+_MARKER = 0x20
+
+
+def written_into(kafka: EmbeddedKafka, topic: str, partition: int) -> list[Written]:
+    """Everything in a partition, committed or not, as the broker's files have it."""
+    found = []
+    for file in sorted((kafka.folder / "data" / f"{topic}-{partition}").glob("*.log")):
+        content = file.read_bytes()
+        at = 0
+        while at + _HEADER.size <= len(content):
+            first, length, _, magic, _, attributes, last, _, _, producer, epoch, _, _ = _HEADER.unpack_from(content, at)
+            if length < _HEADER_BEHIND_LENGTH:
+                break  # room that the broker has reserved
+            assert magic == 2
+            found.append(Written(first, first + last, (producer, epoch), bool(attributes & _MARKER)))
+            at += 12 + length
     return found
 
 

@@ -36,24 +36,24 @@ def stage(
     stage.close()
 
 
-def judge(stage: Stage, load: InterleavedLoad) -> list[str]:
-    batches = read_batches(stage.outbox, stage.names.ledger_topic)
+def judge(stage: Stage, load: InterleavedLoad, kafka: EmbeddedKafka) -> list[str]:
+    batches = read_batches(stage.outbox, stage.names.ledger_topic, kafka)
     assert len(set(batches.values())) > 5, "so few batches that nothing was cut"
     return torn(load.committed, stage.outbox.committed(), batches)
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_source_transaction_is_in_one_kafka_transaction(stage: Stage, atomic: bool) -> None:
+def test_a_source_transaction_is_in_one_kafka_transaction(stage: Stage, kafka: EmbeddedKafka, atomic: bool) -> None:
     """The judge finds torn ones where they may be torn."""
     stage.outbox.settings["atomic"] = atomic
     load = InterleavedLoad(stage.outbox, sizes=[1, 30, 3, 100, 7, 55])
     for _ in range(8):
         load.write_some()
     stage.drain()
-    assert bool(judge(stage, load)) is not atomic
+    assert bool(judge(stage, load, kafka)) is not atomic
 
 
-def test_also_when_leaders_are_killed(stage: Stage) -> None:
+def test_also_when_leaders_are_killed(stage: Stage, kafka: EmbeddedKafka) -> None:
     load = InterleavedLoad(stage.outbox, sizes=[1, 30, 3, 100, 7, 55])
     load.start()
     leader = stage.harvester()
@@ -69,7 +69,7 @@ def test_also_when_leaders_are_killed(stage: Stage) -> None:
     stage.is_drained()
     leader.popen.terminate()
     leader.ends()
-    assert not judge(stage, load)
+    assert not judge(stage, load, kafka)
 
 
 def write(stage: Stage, transaction: int, *keys: str) -> Ticket:
@@ -87,7 +87,7 @@ def visible(stage: Stage) -> Counter[int]:
     return Counter(Place.of(message).transaction for message in stage.outbox.committed())
 
 
-def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage) -> None:
+def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: EmbeddedKafka) -> None:
     """So is a later one that touches a key of it; others go on. With a higher limit both go out, each whole."""
     stage.outbox.settings["limits"]["max_transaction_records"] = 100
     large = write(stage, 0, *map(str, range(150)))
@@ -114,7 +114,7 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage) -> None:
     stage.command("parked retry", "--all")
     with told(process):
         wait_until(lambda: visible(stage) == {0: 150, 1: 2, 2: 2}, doing="publishing what was parked")
-    batches = read_batches(stage.outbox, stage.names.ledger_topic)
+    batches = read_batches(stage.outbox, stage.names.ledger_topic, kafka)
     assert torn({0: 150, 1: 2, 2: 2}, stage.outbox.committed(), batches) == []
     shared = [Place.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
     assert shared == [0, 1]

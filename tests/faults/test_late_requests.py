@@ -7,14 +7,11 @@ and readers wait no longer than a take-over lasts.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Message
-from faults.atomic import InterleavedLoad, everything, torn
+from faults.atomic import InterleavedLoad, read_batches, torn
 from faults.frame_proxy import NEXT_TRANSACTION, Cut, Delay, Drop, FrameProxy, Late, Treatment, Twice
 from faults.frames import Api
 from faults.late import LateScene, Mischief
@@ -145,17 +142,5 @@ def test_whole_transactions_stay_whole(
         load.finish()
     member.popen.terminate()
     member.ends()
-    batches = batches_of(everything(scene.outbox.bootstrap, scene.ledger_topic), scene.outbox.topic)
+    batches = read_batches(scene.outbox, scene.ledger_topic, scene.servers.kafka)
     assert not torn(load.committed, scene.outbox.committed(), batches), scene.story()
-
-
-def batches_of(ledger: Iterable[Message], topic: str) -> dict[tuple[int, int], int]:
-    """The batch of each partition and offset, as the ledger has it. Markers of other transactions may lie between."""
-    found: dict[tuple[int, int], int] = {}
-    for message in ledger:
-        if (message.key() or b"").startswith(b"batch/") and message.value():
-            entry: dict[str, Any] = json.loads(message.value() or b"")
-            for name, partition, first, last, _ in entry["extents"]:
-                assert name == topic
-                found |= {(partition, offset): entry["batch"] for offset in range(first, last + 1)}
-    return found

@@ -127,9 +127,11 @@ def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late
     """A limit, stated in the docs: a broker repeats markers by itself, at once, when its own connection breaks. A first
     copy that arrives in the next transaction of the same epoch makes readable what that one has produced so far; its
     leader is then killed. A broker that refuses such a copy fails this test: then the promise may be made.
+
+    One producer has all the turns, so that the next transaction is of the same epoch.
     """
     scene = late_scene
-    scene.limits = {"batch_records": 200, "heartbeat_timeout": 1, "session_timeout": 3}
+    scene.limits = {"batch_records": 200, "heartbeat_timeout": 1, "session_timeout": 3, "transactional_ids": 1}
     leader = scene.leader()
     scene.midway()
     markers = scene.between.strike(Api.WRITE_MARKERS, Late())

@@ -21,12 +21,12 @@ MOST_SECONDS = 10.0
 @pytest.mark.parametrize("numbers", [(3, 1, 2), (1, 4, 1)], ids=str)
 def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple[int, ...]) -> None:
     """Each leader but the last is killed in the middle of its transactions, which its successor has to fence."""
-    for number in numbers:
+    for place, number in enumerate(numbers, start=1):
         leader = scene.leader(limits={**scene.limits, **SHORT_SESSION, "transactional_ids": number})
         scene.midway()
         [(recorded,)] = scene.outbox.query("SELECT transactional_ids FROM outbox_leader")
-        assert [name.rpartition(".")[2] for name in recorded] == [str(place) for place in range(number)]
-        if number is not numbers[-1]:
+        assert [name.rpartition(".")[2] for name in recorded] == [str(turn) for turn in range(number)]
+        if place < len(numbers):
             scene.stop_in_flight(leader)
             leader.popen.kill()
     scene.ends_well()
