@@ -34,6 +34,7 @@ from airflow_outbox.tickets import TicketState, TicketStatus, ticket_status
 ADOPTED = """
 UPDATE outbox_leader
 SET incarnation = incarnation + 1, halted = NULL, watermark = NULL, table_oid = 'outbox'::regclass::oid,
+    database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
 """
