@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
-from harvesting import COMMAND, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
+from harvesting import AS_OF_VERSION_4, COMMAND, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 from psycopg import sql
 
 from airflow_outbox.check import examine
@@ -169,7 +169,8 @@ def test_an_outbox_of_an_earlier_release_gets_the_guard_when_it_is_migrated(
     connection: psycopg.Connection[Any],
 ) -> None:
     init_outbox(connection, NAME)
-    connection.execute("DROP FUNCTION outbox_loaded() CASCADE; UPDATE outbox_leader SET schema_version = 4")
+    connection.execute(AS_OF_VERSION_4.encode())
+    connection.execute("DROP FUNCTION outbox_loaded() CASCADE")
     assert init_outbox(connection, NAME) == [f"migrated {NAME} from schema version 4 to {SCHEMA_VERSION}"]
     assert is_guarded(connection, NAME)
 

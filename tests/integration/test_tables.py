@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from harvesting import GOHARVEST_TABLE
+from harvesting import AS_OF_VERSION_4, GOHARVEST_TABLE
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.names import OutboxName
@@ -77,22 +77,15 @@ def parked_indexes(connection: psycopg.Connection[Any], schema: str) -> set[str]
     return {definition for (definition,) in rows}
 
 
-VERSION_3 = """
-DROP INDEX old.outbox_parked_transaction_id_idx, old.outbox_parked_cause_kafka_topic_idx;
-DROP VIEW old.outbox_published;
-ALTER TABLE old.outbox_leader
-    DROP COLUMN transactional_ids, DROP COLUMN database_oid, DROP COLUMN begun_view, ADD COLUMN transactional_id TEXT;
-ALTER TABLE old.outbox_commits DROP COLUMN incarnation;
-ALTER TABLE old.outbox_parked ALTER COLUMN kafka_key SET NOT NULL;
-UPDATE old.outbox_leader SET schema_version = 3, transactional_id = 'the only one'
-"""
-
-
 def test_version_3_gets_the_newest_indexes_columns_and_view(connection: psycopg.Connection[Any]) -> None:
     for schema in ("old", "new"):
         connection.execute(f"CREATE SCHEMA {schema}".encode())
         init_outbox(connection, OutboxName.parse(f"{schema}.outbox"))
-    connection.execute(VERSION_3.encode())
+    connection.execute("SET search_path = old")
+    connection.execute(AS_OF_VERSION_4.encode())
+    connection.execute("DROP INDEX outbox_parked_transaction_id_idx, outbox_parked_cause_kafka_topic_idx")
+    connection.execute("UPDATE outbox_leader SET schema_version = 3")
+    connection.execute("RESET search_path")
     assert parked_indexes(connection, "old") != parked_indexes(connection, "new")
     init_outbox(connection, OutboxName.parse("old.outbox"))
     assert parked_indexes(connection, "old") == parked_indexes(connection, "new")

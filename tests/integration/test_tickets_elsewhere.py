@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from harvesting import AS_OF_VERSION_4
 from leading import NAME, Leader
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
@@ -33,6 +34,7 @@ from airflow_outbox.tickets import TicketState, TicketStatus, ticket_status
 ADOPTED = """
 UPDATE outbox_leader
 SET incarnation = incarnation + 1, halted = NULL, watermark = NULL, table_oid = 'outbox'::regclass::oid,
+    database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
 """
@@ -301,13 +303,7 @@ def test_what_an_earlier_release_has_entered_keeps_its_incarnation(leader: Leade
             [2 * version + 2],
         )
         connection.execute("SELECT pg_sleep(0.01)")
-    connection.execute("ALTER TABLE outbox_commits DROP COLUMN incarnation")
-    connection.execute("DROP VIEW outbox_published")
-    connection.execute(
-        "CREATE VIEW outbox_published AS SELECT shard, outbox_id, incarnation, delivery, watermark,"
-        " covered_batch AS batch, topics FROM outbox_leader"
-    )
-    connection.execute("UPDATE outbox_leader SET schema_version = 4")
+    connection.execute(AS_OF_VERSION_4.encode())
     role = f"test_{uuid4().hex[:8]}"
     connection.execute(f"CREATE ROLE {role}".encode())
     connection.execute(f"GRANT SELECT (outbox_id, watermark) ON outbox_published TO {role}".encode())
