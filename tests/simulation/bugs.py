@@ -50,6 +50,7 @@ class Bug:
 ATOMIC = Design(atomic=True)
 AT_LEAST_ONCE = Design(delivery="at_least_once")
 OTHER = "other_histories"
+LATE = "late_requests"
 
 
 def _table(name: str, table: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
@@ -93,15 +94,15 @@ BUGS: Collection[Bug] = (
     # Fences and producers
     _table("the fence row is ignored", planted_ports.Unfenced, _V.FALSE_WATERMARK),
     Bug("a fenced member takes over again", (_V.DUEL,), design=Design(harvester=planted.Duels)),
-    _log("older producers are not fenced", planted_ports.FencesNobody, _V.DOUBLED),
-    _log("of several producers only the first is fenced", planted_ports.FencesOne, _V.DOUBLED),
-    _log("producers of other settings are not fenced", planted_ports.ForgetsOthers, _V.DOUBLED, kind="reconfigured"),
-    _log("a request that may come twice leaves the epoch as it is", planted_ports.KeepsItsEpoch, _V.DOUBLED),
+    _log("older producers are not fenced", planted_ports.FencesNobody, _V.DOUBLED, kind=LATE),
+    _log("of several producers only the first is fenced", planted_ports.FencesOne, _V.DOUBLED, kind=LATE),
+    _log("producers of other settings are not fenced", planted_ports.ForgetsOthers, _V.DOUBLED, kind=LATE),
+    _log("a request that may come twice leaves the epoch as it is", planted_ports.KeepsItsEpoch, _V.DOUBLED, kind=LATE),
     _log("what is decided counts as readable", planted_ports.TakesDecidedForReadable, _V.FALSE_WATERMARK),
-    _log("an uncertain commit is taken for failed", planted_ports.TakesCommitForFailed, _V.DOUBLED),
-    _log("an uncertain commit is taken for done", planted_ports.TakesCommitForDone, _V.PURGED_UNPUBLISHED),
+    _log("an uncertain commit is taken for failed", planted_ports.TakesCommitForFailed, _V.DOUBLED, kind=LATE),
+    _log("an uncertain commit is taken for done", planted_ports.TakesCommitForDone, _V.PURGED_UNPUBLISHED, kind=LATE),
     # The ledger and recovery
-    _log("the ledger is read before older producers are fenced", planted_ports.FencesLate, _V.DOUBLED),
+    _log("the ledger is read before older producers are fenced", planted_ports.FencesLate, _V.DOUBLED, kind=LATE),
     _recovery("what the ledger says is committed is not purged", planted.forgets_ledger, _V.DOUBLED),
     _log("the ledger is written after the transaction", planted_ports.LedgerApart, _V.DOUBLED),
     _log("the ledger is written outside any transaction", planted_ports.LedgerFirst, _V.LOST),

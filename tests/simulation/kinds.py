@@ -7,6 +7,7 @@ from itertools import count
 
 from simulation.copied import Copied
 from simulation.histories import History, Outcome, simulated
+from simulation.late_requests import LateRequests
 from simulation.log import ReconfiguredLog
 from simulation.other_histories import Adopted, AdoptedMidway, OtherHistory, Restored
 from simulation.poisoned import Poisoned
@@ -35,6 +36,7 @@ class Kind:
 KINDS = {
     "exactly_once": Kind(),
     "atomic": Kind(Design(atomic=True), Spanning, one_of=4),
+    "late_requests": Kind(history=LateRequests, one_of=4),
     "reconfigured": Kind(Design(transactional_log=ReconfiguredLog), one_of=8),
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "restored": Kind(history=Restored, one_of=8),
