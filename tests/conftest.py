@@ -70,6 +70,7 @@ LONG_FORM = {
     ),
     "faults/test_poison.py": ("leave_the_others_their_speed",),
     "faults/test_take_over.py": ("[exactly_once-3.0]", "resigns"),
+    "faults/test_turns.py": ("[(1, 4, 1)", "three_members_goes_on_within_three_seconds[1-"),
     "faults/test_zombies.py": (
         "no_effect[purge-",
         "no_effect[read the ledger-",

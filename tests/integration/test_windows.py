@@ -303,3 +303,13 @@ def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_
     assert len(seconds) == 99  # and smaller ones, with which a term begins
     early, late = statistics.median(seconds[1:11]), statistics.median(seconds[-10:])  # one page may meet a checkpoint
     assert max(early, late) < 3 * min(early, late), seconds
+
+
+def test_a_leader_reads_without_compiling(database: str) -> None:
+    """Postgres compiles what it thinks is expensive, as it thinks of all that it was told not to do (up to 17)."""
+    with psycopg.connect(database) as connection:
+        init_outbox(connection, NAME)
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET jit = on')  # type: ignore[call-overload]
+    table = Reader(database, max_records=10).table
+    with table.connection as connection:
+        assert connection.execute("SHOW jit").fetchone() == ("off",)

@@ -15,7 +15,7 @@ from airflow_outbox.errors import HistoryError, SchemaVersionError
 from airflow_outbox.fence import Fence, History, Request, Witness
 from airflow_outbox.harvest.protocol import ledger
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, Parked, runs
-from airflow_outbox.harvest.protocol.recovery import differences, recover
+from airflow_outbox.harvest.protocol.recovery import differences, recover, require_no_rival
 from airflow_outbox.records import Snapshot
 
 OUTBOX, VIEW = UUID(int=1), UUID(int=2)
@@ -162,6 +162,14 @@ def test_an_entry_that_a_cut_has_left_behind_its_head_purges_nothing() -> None:
 
 
 WHOLE = (*entry(3).records(), head(3).record())
+
+
+@pytest.mark.parametrize("beats", [0, 8])
+def test_a_glimpse_says_what_the_whole_ledger_says_of_a_database_from_before_it(beats: int) -> None:
+    restored = replace(FENCE, witness=Witness(), beats=beats)
+    for look in (require_no_rival, recover):
+        with pytest.raises(HistoryError, match="before this database ever had one"):
+            look(restored, read(*WHOLE))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ from airflow_outbox.errors import HistoryError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 
+BEFORE_THIS_DATABASE = "the ledger was written before this database ever had one"
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
@@ -77,10 +79,8 @@ def require_no_rival(fence: Fence, ledger: Ledger) -> None:
     has written it, or this one in a later state. It may end in the midst of what is committed, and is no more than what
     was there before the fence row was read.
     """
-    head, witness = ledger.head, fence.witness
-    if head is not None and witness.topic_id in (None, ledger.topic_id):
-        for difference in _differences_ahead(fence, head):
-            raise HistoryError(difference)
+    for difference in _differences_of_rivals(fence, ledger):
+        raise HistoryError(difference)
 
 
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
@@ -108,7 +108,7 @@ def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
         yield from _differences_ahead(fence, head)
     elif witness.topic_id is None:
         if head is not None:
-            yield "the ledger was written before this database ever had one"
+            yield BEFORE_THIS_DATABASE
     elif witness.topic_id != ledger.topic_id:
         yield "the ledger's topic was deleted and made anew"
     elif head is None:
@@ -147,6 +147,16 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
             f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
             "another database, or written into transaction_id"
         )
+
+
+def _differences_of_rivals(fence: Fence, ledger: Ledger) -> Iterator[str]:
+    head, witness = ledger.head, fence.witness
+    if head is None:
+        return
+    if witness.topic_id is None and head.outbox_id == fence.outbox_id:
+        yield BEFORE_THIS_DATABASE
+    elif witness.topic_id in (None, ledger.topic_id):
+        yield from _differences_ahead(fence, head)
 
 
 def _differences_ahead(fence: Fence, head: Head) -> Iterator[str]:
