@@ -115,7 +115,7 @@ class Copied(History):
             others=[self.copy.database],
             again={} if self.as_template else dict.fromkeys(self._shared, 1),
         )
-        found += [f"in the copy, {complaint}" for complaint in purged_unpublished(self.copy.database, seen(broker))]
+        found += [f"{complaint} (in the copy)" for complaint in purged_unpublished(self.copy.database, seen(broker))]
         if not drained:
             found.append(f"stuck: {len(original.state.rows)} records left")
         if noticed and self.as_template:
