@@ -12,6 +12,7 @@ from airflow_outbox.errors import OutboxError
 LOOPBACK = "127.0.0.1"
 _LOWEST = 10_000
 _USUAL_EPHEMERAL_START = 32_768
+_given: set[int] = set()
 
 
 class NoPortError(OutboxError):
@@ -19,7 +20,7 @@ class NoPortError(OutboxError):
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on.
+    """A port on 127.0.0.1 that nothing listens on, and another one each time: one that was given out may be used later.
 
     It lies below the range from which the kernel draws ports for outgoing connections. There, a client that tries to
     reach a stopped server could be given the server's own port, and the server could not come back.
@@ -28,7 +29,9 @@ def free_port() -> int:
     for port in random.sample(candidates, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind((LOOPBACK, port))
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port
     raise NoPortError
 
 
