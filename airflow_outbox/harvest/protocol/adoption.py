@@ -64,8 +64,8 @@ def unpurged(fence: Fence, ledger: Ledger) -> list[Entry]:
 
 
 def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
-    """Where the ledger is, and where leaders will read it from: its head, or its end, with batches that begin anew,
-    when there is none, or what they would not read, at these offsets, comes after it.
+    """Where the ledger is, and where leaders will read it from: its head. Without a head, or with `foreign` offsets
+    after it, which leaders could not read, it is the ledger's end, and batches are numbered from 1 again.
     """
     head = ledger.head
     published = [last for entry in ledger.entries for _, last in entry.runs]

@@ -24,12 +24,12 @@ the same epoch commits what has been produced of that one so far, without its en
 producer whose transaction may have sent a request twice is DOUBTFUL: it is replaced by another of the same
 transactional id, and initialising that one raises the epoch. The broker refuses every request of an older epoch.
 
-A request was possibly sent twice when a call took longer than the client waits before it sends one again. That can't
-miss a second EndTxn: the client has one way to send it again, its queue of retries, and nothing leaves that queue
-before `retry.backoff.ms`, less a fifth for jitter, or `retry.backoff.max.ms` (`smallest_gap`; librdkafka 2.16,
+A call that took longer than the client waits before it repeats a request may have sent one twice. This can't miss a
+second EndTxn: the client repeats it only by way of its queue of retries, and nothing leaves that queue before
+`retry.backoff.ms`, less a fifth for jitter, or `retry.backoff.max.ms` (`smallest_gap`; librdkafka 2.16,
 `rd_kafka_broker_buf_retry`). A call is timed from before it is made until after it has returned, so a process that was
-stopped meanwhile counts the stop as well. Neither is there another request of the call before that is still without an
-answer: records are flushed, and so acknowledged, before `publish` returns.
+stopped meanwhile counts the stop as well. No request outlives its call: records are flushed, and so acknowledged,
+before `publish` returns.
 
 Of the other requests, late copies are harmless. A Produce is told from its first copy by its sequence number.
 AddPartitionsToTxn, which the client may send again as soon as it has connected again, adds a partition to a transaction

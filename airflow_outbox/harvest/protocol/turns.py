@@ -11,7 +11,7 @@ order of their numbers, one at a time; while one is committed, later ones may be
 A commit is known to be readable when one of these has happened:
 
 - Kafka has taken a record of the next transaction of the same producer: the coordinator adds no partition to it before
-  all markers of the last one are written. In a busy stream this tells it of every commit, and asks for nothing;
+  all markers of the last one are written. In a busy stream this covers every commit without a request;
 - the producer was initialised again: the coordinator answers that after the markers, too;
 - the *stable offset* of each partition is past the commit's last record there, which has to be asked for.
 
