@@ -32,7 +32,8 @@ from airflow_outbox.harvest.topics import is_kafkas_own
 
 logger = logging.getLogger(__name__)
 
-_HEARTBEAT_INTERVAL = 0.1
+_SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.1, 0.25  # seconds between two heartbeats
+_HEARTBEATS_IN_TIMEOUT = 8
 _CLOSING_TIME = 5.0
 _LEAVING_TIME = 1.0
 _LEAVING_POLL = 0.01
@@ -102,6 +103,7 @@ class NeliElection:
         self._heartbeats_are_possible = not is_kafkas_own(topic)
         self._partitions = partitions
         self._timeout = config.limits.heartbeat_timeout
+        self._interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, self._timeout / _HEARTBEATS_IN_TIMEOUT))
         self._on_error = on_error
         self._member = uuid4().bytes
         self._seats = {
@@ -171,7 +173,7 @@ class NeliElection:
                 if self._resigned is None:
                     self._be_a_member()
                 else:
-                    self._closing.wait(_HEARTBEAT_INTERVAL)
+                    self._closing.wait(self._interval)
         except Exception as bug:
             self._in_loop(self._changes.put_nowait, bug)
 
@@ -221,7 +223,7 @@ class NeliElection:
                     return False
             except KafkaError as error:
                 self._in_loop(self._on_error, str(error))
-            self._closing.wait(_HEARTBEAT_INTERVAL)
+            self._closing.wait(self._interval)
         return False
 
     def _refused(self, error: Exception) -> KafkaError:
@@ -232,7 +234,7 @@ class NeliElection:
             if seat.candidate.is_owner and self._heartbeats_are_possible:
                 self._send_heartbeat(partition)
         self._producer.poll(0)
-        due = time.monotonic() + _HEARTBEAT_INTERVAL
+        due = time.monotonic() + self._interval
         while (left := due - time.monotonic()) > 0 and not self._closing.is_set():
             message = self._consumer.poll(left)
             if message is not None:
