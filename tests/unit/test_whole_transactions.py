@@ -1,7 +1,10 @@
-"""What of the parked source transactions can be published now."""
+"""What of the parked source transactions can be published now, and which of those that never end is given up."""
 
 from __future__ import annotations
 
+import pytest
+
+from airflow_outbox.errors import PublishError, RecordsRefusedError
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions
 from airflow_outbox.pages import Length, OutboxRow
@@ -41,3 +44,36 @@ def test_a_transaction_that_may_not_be_tried_waits_and_its_refusal_is_no_news() 
     rows = [row(1, 7), row(2, 7, "other"), row(3, 8, "other"), row(4, 9, "third")]
     retry = whole.due(rows, {1: Refusal(Cause.TOO_LARGE, "simulated")}, lengths={8: Length(1, 3), 9: Length(1, 4)})
     assert ([each[0] for each in retry.published], retry.refused, retry.others) == ([4], {}, [1, 2, 3])
+
+
+def streaming(whole: WholeTransactions, *, records: int, seconds: float = 0.0) -> None:
+    lengths = {7: Length(30, 90), 8: Length(40, 95)}
+    whole.require_end(lengths, records=records, seconds=seconds, most_seconds=5.0)
+
+
+def test_a_stream_within_its_bounds_goes_on() -> None:
+    caution = Caution()
+    whole = WholeTransactions(ParkedLanes({}, ()), caution, max_transaction_records=50)
+    streaming(whole, records=100, seconds=5.0)
+    whole.require_end({}, records=1000, seconds=1000.0, most_seconds=5.0)
+    assert not caution.condemned_transactions
+    assert not caution.slow_transactions
+
+
+def test_the_longest_transaction_is_given_up_that_keeps_too_many_others_in_a_stream() -> None:
+    caution = Caution()
+    whole = WholeTransactions(ParkedLanes({}, ()), caution, max_transaction_records=50)
+    with pytest.raises(RecordsRefusedError, match=r"transaction 8 has 40 records.* and 61 others"):
+        streaming(whole, records=101)
+    assert caution.condemned_transactions.keys() == {8}
+
+
+def test_a_transaction_that_is_too_slow_is_tried_once_more_and_then_given_up() -> None:
+    caution = Caution()
+    whole = WholeTransactions(ParkedLanes({}, ()), caution, max_transaction_records=50)
+    with pytest.raises(PublishError, match="transaction 8 was not published within 5 s; it is tried again"):
+        streaming(whole, records=60, seconds=5.1)
+    assert not caution.condemned_transactions
+    with pytest.raises(RecordsRefusedError, match=r"within 5 s, twice\. Raise transaction_timeout"):
+        streaming(whole, records=60, seconds=5.1)
+    assert caution.condemned_transactions.keys() == {8}

@@ -346,3 +346,20 @@ async def test_a_batch_without_records_is_readable_at_once(logs: TransactionalLo
     await log.commit([head(1).record()])
     await log.await_readable()
     assert log.readable == 1
+
+
+async def test_a_glimpse_waits_for_no_transaction_and_disturbs_no_producer(logs: TransactionalLogsUnderTest) -> None:
+    log, onlooker = await fenced(logs), await logs.new("onlooker")
+    assert (await onlooker.glimpse(0)).head is None
+    await log.publish(rows(logs.topic, 1))
+    told = head(1)
+    offset = await log.commit([*entry(1, 1).records(), told.record()])
+    await log.await_readable()
+    await log.begin()
+    await log.publish(rows(logs.topic, 2))
+    seen = await onlooker.glimpse(0)
+    assert (seen.head, seen.head_offset, [found.batch for found in seen.entries]) == (told, offset, [1])
+    assert (await onlooker.glimpse(offset)).head == told
+    assert (await onlooker.glimpse(offset + 1000)).head is None
+    await log.commit([*entry(2, 2).records(), head(2).record()])
+    assert logs.seen() == sights(1, 2)
