@@ -322,8 +322,7 @@ class ExactlyOnceTerm(Term):
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
         are_all = not self._atomic or len(due) < self._due_records
         if retry.refused:
-            if are_all:  # else those that come behind are tried next, and this is not to be found out once more
-                self._caution.forget(retry.refused, parked=True)
+            self._caution.refused_again(retry.refused)
             if self._parked.admit(retry.passed):
                 self._release_after(self._last_diversion)
             report_retried(self._report, topics=Counter(), refused=retry.refused)
@@ -331,6 +330,8 @@ class ExactlyOnceTerm(Term):
         if not published:
             if not are_all and not retry.is_early:  # perhaps the first transaction alone is longer
                 self._due_records *= 2
+            if are_all:
+                self._caution.end_retry()
             return self._attended.set()
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
@@ -342,6 +343,8 @@ class ExactlyOnceTerm(Term):
         self._parked.gone((row[1], row[2]) for row in published)
         self._release_after(batch.number)
         self._caution.settled(batch.unparked, parked=True)
+        if are_all:  # else those that come behind are tried next, and nothing is to be found out once more
+            self._caution.end_retry()
 
     def _release_after(self, batch: int) -> None:
         self._releasing = max(batch, self._releasing or 0)
@@ -494,6 +497,7 @@ class ExactlyOnceTerm(Term):
                 await self._attended.wait()  # what is under way would be found due again
             else:
                 self._due_records = self._limits.batch_records
+                self._caution.end_retry()
 
     def _to_witness(self) -> Witness | None:
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None

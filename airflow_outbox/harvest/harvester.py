@@ -118,6 +118,7 @@ class Harvester:
         loop, delay = asyncio.get_running_loop(), _SHORTEST_DELAY
         self._reached_at = loop.time()
         self._views = []
+        self._modes.begin_leadership()
         while True:
             view = self._new_view()
             published_before = self.published

@@ -57,6 +57,10 @@ class Modes:
         self._report = report
         self._caution = Caution()
 
+    def begin_leadership(self) -> None:
+        """What a retry found under an earlier leadership of this member may have been corrected since."""
+        self._caution.end_retry()
+
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
         """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use.
 

@@ -38,7 +38,8 @@ leader_id = %(view)s
 
 -- due --
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
--- those of the topic; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
+-- those of the topic, of each lane up to the first record that has a cause of its own: it waits for its own retry, and must not take up
+-- the room of others; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
 -- number in the parked table in place of the id. By joins: Postgres compares each row with each one asked for, where it takes a subquery in
 -- an OR for large. Records without a key have a branch of their own, for USING joins no nulls.
 WITH asked AS MATERIALIZED (
@@ -47,6 +48,12 @@ WITH asked AS MATERIALIZED (
     WHERE discarded_at IS NULL AND (requested = 'retry' OR retry_at <= clock_timestamp())
     ORDER BY number
     LIMIT %(max_records)s
+), refused AS MATERIALIZED (
+    SELECT kafka_topic, kafka_key, min(number) AS first
+    FROM {parked}
+    WHERE discarded_at IS NULL AND cause IS NOT NULL AND cause <> ALL(%(causes)s)
+      AND kafka_topic IN (SELECT kafka_topic FROM asked WHERE of_the_topic)
+    GROUP BY kafka_topic, kafka_key
 ), chosen AS (
     (
         SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic, kafka_key FROM asked) AS lane USING (kafka_topic, kafka_key)
@@ -55,8 +62,14 @@ WITH asked AS MATERIALIZED (
         SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE kafka_key IS NULL) AS keyless USING (kafka_topic)
         WHERE discarded_at IS NULL AND kafka_key IS NULL ORDER BY number LIMIT %(max_records)s
     ) UNION (
-        SELECT number FROM {parked} JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE of_the_topic) AS topic USING (kafka_topic)
-        WHERE discarded_at IS NULL ORDER BY number LIMIT %(max_records)s
+        SELECT number
+        FROM {parked} AS record
+            JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE of_the_topic) AS topic USING (kafka_topic)
+            LEFT JOIN refused AS lane USING (kafka_topic, kafka_key)
+            LEFT JOIN refused AS keyless
+                ON keyless.kafka_topic = record.kafka_topic AND keyless.kafka_key IS NULL AND record.kafka_key IS NULL
+        WHERE discarded_at IS NULL AND (lane.first IS NULL OR number < lane.first) AND (keyless.first IS NULL OR number < keyless.first)
+        ORDER BY number LIMIT %(max_records)s
     ) UNION (
         SELECT number FROM {parked}
         WHERE discarded_at IS NULL AND %(of_all_lanes)s AND EXISTS (SELECT FROM asked) ORDER BY number LIMIT %(max_records)s

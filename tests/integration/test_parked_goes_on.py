@@ -146,3 +146,23 @@ def test_many_keys_that_go_on_at_once_are_found_soon(database: str) -> None:
         assert time.monotonic() - began < 5  # it took 15 s for as long as each row was compared with each key
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     assert len(rows) == 20_000
+
+
+def test_a_topic_goes_on_past_many_keys_that_wait_until_somebody_asks(database: str) -> None:
+    """And past records without a key. One record stands for the topic, behind all of these."""
+    name = OutboxName.parse("outbox")
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, name)
+        connection.execute(
+            "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
+            " kafka_header_values, transaction_id, incarnation, cause)"
+            " SELECT n, now(), 't', CASE WHEN n % 25000 > 0 THEN 'k' || n % 25000 END, '{}', '{}', '3', 1,"
+            " CASE WHEN n <= 25000 AND n % 2 = 0 THEN 'too_large' END FROM generate_series(1, 50000) AS n"
+        )
+        connection.execute("UPDATE outbox_parked SET cause = 'unknown_topic', retry_at = now() WHERE id = 49999")
+        connection.execute("ANALYZE outbox_parked")
+        parked = parked_table(OutboxTable(connection, name))
+        began = time.monotonic()
+        rows = parked.due(max_records=25_000, of_all_lanes=False)
+        assert time.monotonic() - began < 5
+    assert [row[0] for row in rows] == list(range(1, 50_000, 2))

@@ -67,6 +67,10 @@ class ParkedRow:
     def waits_to_be_asked_for(self) -> bool:
         return self.refusal is not None and not self.refusal.cause.can_pass
 
+    @property
+    def has_a_cause_of_its_own(self) -> bool:
+        return self.refusal is not None and not self.refusal.cause.is_of_the_topic
+
 
 @dataclass(slots=True)
 class State:

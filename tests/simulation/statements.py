@@ -272,10 +272,13 @@ class Server:
         asked = [row for _, row in rows if row.due or row.requested == "retry"]
         lanes = {row.record[1:3] for row in asked}
         topics = {row.record.topic for row in asked if row.refusal and row.refusal.cause.is_of_the_topic}
+        refused = {row.record[1:3]: number for number, row in reversed(rows) if row.has_a_cause_of_its_own}
         due = [
             (number, *row.record[1:], 0, row.transaction_id)
             for number, row in rows
-            if (of_all_lanes and asked) or row.record[1:3] in lanes or row.record.topic in topics
+            if (of_all_lanes and asked)
+            or row.record[1:3] in lanes
+            or (row.record.topic in topics and number < refused.get(row.record[1:3], number + 1))
         ]
         return due[:max_records]
 

@@ -10,6 +10,7 @@ from simulation.checker import complaints
 from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
+from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.table import MarkedRecord
 
 DESIGNS = {
@@ -21,8 +22,8 @@ TERMS = 8
 """The most that a refusal may cost: each one narrows."""
 
 
-def record(number: int) -> MarkedRecord:
-    return MarkedRecord(number, "t", f"k{number}", f"v{number}", [], [], None)
+def record(number: int, key: str | None = None) -> MarkedRecord:
+    return MarkedRecord(number, "t", key or f"k{number}", f"v{number}", [], [], None)
 
 
 @dataclass(slots=True)
@@ -119,5 +120,35 @@ def test_a_retry_of_several_of_which_one_is_still_refused(design: Design) -> Non
         assert not complaints(
             world.database, world.broker, exactly_once=design.delivery == "exactly_once", drained=False
         )
+
+    simulate(live())
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+@pytest.mark.parametrize("keys", [2, 4])
+def test_a_retry_finds_a_refused_record_behind_another_in_each_of_several_keys(design: Design, keys: int) -> None:
+    """Each refusal ends a term. What the earlier ones have found is left out until all the rest is published."""
+
+    async def live() -> None:
+        first, second = range(1, keys + 1), range(keys + 1, 2 * keys + 1)
+        scene = Scene.of(design, *(f"v{number}" for number in second))
+        world = scene.world
+        world.broker.told.update((f"v{number}", Refusal(Cause.TOO_LARGE, "simulated")) for number in first)
+        for number in (*first, *second):
+            world.database.stash(record(number, f"k{number % keys}"))
+        await scene.settles(within=20)
+        assert scene.parked == {**dict.fromkeys(first, True), **dict.fromkeys(second, False)}
+        world.broker.told.clear()
+        before = scene.terms
+        world.database.statement("ask", tuple(world.database.state.parked), "retry")
+        await scene.settles(within=20 * keys)
+        assert scene.parked == dict.fromkeys(second, True)
+        assert scene.terms - before <= TERMS * keys
+        world.broker.untold.clear()
+        world.database.statement("ask", tuple(world.database.state.parked), "retry")
+        await scene.settles(within=20)
+        assert scene.parked == {}  # a new request is a new try
+        await scene.member.stop()
+        assert not complaints(world.database, world.broker, exactly_once=design.delivery == "exactly_once")
 
     simulate(live())

@@ -45,6 +45,25 @@ def test_what_is_condemned_has_its_reason_until_that_is_on_record() -> None:
     assert caution.condemned == {False: {}, True: {}}
 
 
+def test_what_a_retry_has_found_stays_condemned_until_the_retry_ends() -> None:
+    caution = Caution()
+    for number in (7, 8):
+        caution.failed([number], "simulated", certain=True, explained=False, parked=True)
+        caution.refused_again([number])
+    assert caution.condemned[True].keys() == {7, 8}
+    caution.end_retry()
+    assert caution.condemned[True] == {}
+
+
+def test_the_end_of_a_retry_keeps_what_is_not_on_record_yet() -> None:
+    caution = Caution()
+    for number in (7, 8):
+        caution.failed([number], "simulated", certain=True, explained=False, parked=True)
+    caution.refused_again([7])
+    caution.end_retry()
+    assert caution.condemned[True].keys() == {8}
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 30_000), st.sets(st.integers(1, 30_000), min_size=1, max_size=4), st.booleans())
 def test_few_failures_find_each_refused_record(records: int, refused: set[int], explained: bool) -> None:

@@ -204,6 +204,10 @@ class Caution:
     the next time they are sent in portions, each of which Kafka has to take before the next one goes out. So the next
     failure is that of a portion, whose records are then sent in smaller ones. A portion of one record that is refused
     *condemns* that record: it is parked. A record is a suspect until it is committed or parked.
+
+    A retry of parked records may need several terms, too, and a record that one of them has found may be tried again by
+    the next, for a record before it in its lane still waits for its retry. So what is condemned stays so until the
+    retry *ends*: when all the rest of it is published, or nothing is to be retried any more.
     """
 
     def __init__(self) -> None:
@@ -213,6 +217,7 @@ class Caution:
         self._believed: dict[bool, set[int]] = {False: set(), True: set()}
         self.slow_transactions: set[int] = set()  # those that took too long the last time
         self._portions: dict[bool, dict[int, int]] = {False: {}, True: {}}  # suspects, and how many to send together
+        self._refused_again: set[int] = set()  # parked records that this retry has found refused, which is on record
 
     @property
     def is_careful(self) -> bool:
@@ -266,6 +271,15 @@ class Caution:
         for identity in ids:
             self.condemned[parked].pop(identity, None)
         self.settled(ids, parked=parked)
+
+    def refused_again(self, numbers: Iterable[int]) -> None:
+        """A retry found these parked records refused, and that is on record. It goes on without them."""
+        self._refused_again.update(numbers)
+
+    def end_retry(self) -> None:
+        """The next retry tries every record again."""
+        self.forget(self._refused_again, parked=True)
+        self._refused_again.clear()
 
 
 class SingleRecords:

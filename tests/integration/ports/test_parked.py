@@ -184,6 +184,18 @@ async def test_a_topic_that_is_parked_goes_on_with_all_its_lanes(scene: Scene, e
     assert await scene.due() == ["v2", "v4"]
 
 
+async def test_a_topic_goes_on_without_what_waits_until_somebody_asks(scene: Scene) -> None:
+    """However much waits behind that: it takes no place of what can be published."""
+    lanes = A, B, A, A, A, B, C
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate(lanes, 1)))
+    await scene.park(snapshot, because(Cause.HEADERS, 3), because(WAITING, 1, 2, 4, 5, 6))
+    await scene.park(snapshot, because(Cause.UNKNOWN_TOPIC, 7))
+    scene.table.elapse()
+    assert await scene.due(most=4) == ["v1", "v2", "v6", "v7"]
+    scene.table.ask("retry", [5])
+    assert await scene.due() == ["v1", "v2", "v3", "v4", "v5", "v6", "v7"]
+
+
 async def test_a_refusal_is_noted_and_answers_what_was_asked(scene: Scene) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, B, B), 1)))
     await scene.park(snapshot, because(Cause.PARTITION, 1, 3), because(WAITING, 2, 4))
@@ -206,7 +218,7 @@ async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: Sce
     await scene.table.one.note_refusals(scene.view, {one: Refusal(Cause.UNKNOWN_TOPIC, "now")}, others=[])
     assert await scene.waiting() == ({A: 2, B: 1}, {"t"})
     scene.table.elapse()
-    assert await scene.due() == ["v1", "v2", "v3"]
+    assert await scene.due() == ["v1", "v3"]  # the other one waits until somebody asks
 
 
 NEVER = Refusal(Cause.REFUSED, "never")
