@@ -10,8 +10,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from distribution import Scheduling, in_order
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,9 +98,19 @@ LONG_FORM = {
 """Tests that take long and are near others of the same file: only the long form plays them."""
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--faults") == "long":
-        return
+    if config.getoption("--faults") != "long":
+        _leave_out_the_long_form(config, items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = in_order(items)
+
+
+def _leave_out_the_long_form(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     def is_left_out(item: pytest.Item) -> bool:
         file = item.path.relative_to(ROOT / "tests").as_posix()

@@ -12,7 +12,6 @@ from airflow_outbox.errors import OutboxError
 LOOPBACK = "127.0.0.1"
 _LOWEST = 10_000
 _USUAL_EPHEMERAL_START = 32_768
-_given: set[int] = set()
 
 
 class NoPortError(OutboxError):
@@ -20,18 +19,20 @@ class NoPortError(OutboxError):
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on, and another one each time: one that was given out may be used later.
+    """A port on 127.0.0.1 that nothing listens on. No process gets it a second time while this process lives.
 
     It lies below the range from which the kernel draws ports for outgoing connections. There, a client that tries to
     reach a stopped server could be given the server's own port, and the server could not come back.
+
+    This process keeps a socket bound to the port. Servers can listen there all the same, for they set `SO_REUSEADDR`.
     """
     candidates = range(_LOWEST, max(_ephemeral_start(), _LOWEST + 10_000))
     for port in random.sample(candidates, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((LOOPBACK, port))
-            if port not in _given:
-                _given.add(port)
-                return port
+            probe.bind((LOOPBACK, port))  # fails where another process keeps the port, for it does not set the option
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.detach()
+            return port
     raise NoPortError
 
 

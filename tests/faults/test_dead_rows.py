@@ -17,13 +17,9 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 
 DEAD = {"short": 1_500_000, "long": 20_000_000}
+PUBLISHED = {"short": 100_000, "long": 20_000_000}  # of the dead; the others were deleted by hand, before
 STATEMENT_TIMEOUT = {"short": 0.2, "long": 2.0}  # a walk through all dead rows takes longer
 TRANSACTION = 250_000  # records
-
-
-@pytest.fixture
-def dead(request: pytest.FixtureRequest) -> int:
-    return DEAD[request.config.getoption("--faults")]
 
 
 @pytest.fixture
@@ -50,18 +46,25 @@ def old_snapshot(stage: Stage) -> Iterator[None]:
         yield
 
 
-def bury(stage: Stage, dead: int) -> None:
-    """Have so many records published, and purged."""
+def bury(stage: Stage, *, dead: int, published: int) -> None:
+    """Leave so many dead rows. The last ones were published and purged."""
+    insert(stage, dead - published)
+    stage.execute("DELETE FROM outbox")
+    insert(stage, published)
+    process = stage.harvester(until="drained")
+    process.ends(within=60 + published / 20_000)
+    assert process.popen.returncode == 0, process.events[-5:]
+    assert process.events[-1]["published"] == published
+
+
+def insert(stage: Stage, records: int) -> None:
     with psycopg.connect(stage.outbox.database, autocommit=True) as connection:
-        for _ in range(dead // TRANSACTION):
+        for start in range(0, records, TRANSACTION):
             connection.execute(
                 "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)"
                 " SELECT %s, 'k' || n %% 1000, n::text FROM generate_series(1, %s::integer) AS n",
-                [stage.outbox.topic, TRANSACTION],
+                [stage.outbox.topic, min(TRANSACTION, records - start)],
             )
-    process = stage.harvester(until="drained")
-    process.ends(within=60 + dead / 20_000)
-    assert process.popen.returncode == 0, process.events[-5:]
 
 
 def walk(stage: Stage) -> float:
@@ -73,10 +76,11 @@ def walk(stage: Stage) -> float:
         return time.monotonic() - begun
 
 
-def test_a_take_over_comes_through_dead_rows(stage: Stage, dead: int, request: pytest.FixtureRequest) -> None:
-    patience = STATEMENT_TIMEOUT[request.config.getoption("--faults")]
+def test_a_take_over_comes_through_dead_rows(stage: Stage, request: pytest.FixtureRequest) -> None:
+    form = request.config.getoption("--faults")
+    patience = STATEMENT_TIMEOUT[form]
     with old_snapshot(stage):
-        bury(stage, dead)
+        bury(stage, dead=DEAD[form], published=PUBLISHED[form])
         assert (seconds := walk(stage)) > patience, f"the walk takes {seconds} s, too short to show anything"
         stage.outbox.stash(100)
         limits = {"statement_timeout": patience, "take_over_timeout": patience}

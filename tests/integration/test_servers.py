@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.loopback import free_port
+from airflow_outbox.demo.loopback import LOOPBACK, free_port
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.demo.process import ServerError, ServerProcess
 from airflow_outbox.demo.unprivileged import reachable_data
@@ -286,3 +287,14 @@ def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
 def test_a_free_port_is_not_one_that_the_kernel_gives_to_clients() -> None:
     lowest_for_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(10_000 <= free_port() < lowest_for_clients for _ in range(20))
+
+
+def test_a_free_port_is_kept_for_a_server_of_the_process_that_asked() -> None:
+    """Another process tries a port in the same way before it takes it."""
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((LOOPBACK, port))
+    for _ in range(2):  # as a server that is restarted
+        with socket.create_server((LOOPBACK, port)) as server, socket.create_connection((LOOPBACK, port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""

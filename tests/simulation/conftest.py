@@ -12,8 +12,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Executor]:
-    """As many processes as there are processors."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as executor:
+    """As many processes as there are processors for this process of the tests, one at least.
+
+    They let tests go first that wait for servers, for some of these measure time.
+    """
+    number = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(number, mp_context=spawning, initializer=os.nice, initargs=(10,)) as executor:
         yield executor
 
 
