@@ -13,8 +13,9 @@ The harvester refuses to guess (`harvest.protocol.recovery`). To adopt is to acc
 All of it is one database transaction, which holds the fence row to its end.
 
 After that every record in the outbox counts as unpublished: one that was published before, and came back by a restore,
-is published once more. Where the operator knows that the database has lost nothing (a planned switch-over), what the
-ledger says is purged first, and nothing is doubled.
+is published once more. What the ledger says is purged first where nothing is in doubt: neither database nor table were
+exchanged or restored, as after `setval`; or the operator knows that the database has lost nothing (a planned
+switch-over). Then nothing is doubled.
 
 A ledger that leaders refuse to read, because it holds something that no release has written, is gone by as far as it
 can be read, and counts as new from its present end on.
@@ -104,9 +105,8 @@ def _adopt(
             "another database is harvested with the same ledger: it has published meanwhile. If this database is a "
             "copy, run `airflow-outbox adopt --as-new-outbox`; otherwise stop the other's harvesters first"
         )
-    if nothing_lost:
-        for entry in plan.unpurged:
-            _complete(table, view, entry)
+    for entry in plan.unpurged if nothing_lost else plan.certain:
+        _complete(table, view, entry)
     incarnation = _record(table, view, plan, reason=reason)
     return Adoption(plan.differences, incarnation)
 

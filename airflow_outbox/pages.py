@@ -88,6 +88,7 @@ class Page:
 
     `snapshot` is what the statement saw; `complete` tells that nothing is left above the last id; `written` is a
     position of Postgres' log by which all that was seen is written, `flushed` one up to which it is on disk.
+    `table_oid` and `file_number` tell which table was read, and which of its files: TRUNCATE gives it another.
     """
 
     rows: Sequence[OutboxRow]
@@ -95,6 +96,8 @@ class Page:
     complete: bool
     written: int
     flushed: int
+    table_oid: int
+    file_number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,7 @@ class OutboxTable:
             "after": None if reading.after is None else str(reading.after),
             "within": None if reading.within is None else str(reading.within),
             "above": reading.above,
+            "outbox": self.name.text(),
         }
         statement = "read_on" if reading.after is None or reading.within is not None else "read_window"
         query = self._readings[statement, transaction_ids]
@@ -237,13 +238,15 @@ class OutboxTable:
             rows = self._page_size.fitting(found, share=share, max_bytes=max_bytes)
             if rows or not found:
                 break
-        snapshot, written, flushed = seen.split(" ")
+        snapshot, written, flushed, table_oid, file_number = seen.split(" ")
         return Page(
             rows=rows,
             snapshot=Snapshot.parse(snapshot),
             complete=len(rows) < records and len(rows) == len(found),
             written=int(written),
             flushed=int(flushed),
+            table_oid=int(table_oid),
+            file_number=int(file_number),
         )
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
@@ -381,10 +384,11 @@ class OutboxTable:
 
     @cached_property
     def _readings(self) -> Mapping[tuple[str, bool], sql.Composed]:
+        first = {"durable": self._render("durable"), "table": self._render("table_read")}
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
             (statement, asked): self._render(
-                statement, partition=self._partition, transaction_id=transaction_id, durable=self._render("durable")
+                statement, partition=self._partition, transaction_id=transaction_id, **first
             )
             for statement in ("read_window", "read_on")
             for asked, transaction_id in wanted.items()

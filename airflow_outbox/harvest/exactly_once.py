@@ -47,7 +47,7 @@ from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
-from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_pulse
+from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_page, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
@@ -104,6 +104,7 @@ class ExactlyOnceTerm(Term):
         self._held_bytes = 0
         self._unpurged_records = 0
         self._flushed = 0
+        self._file_number: int | None = None
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
         self._take_up(ParkedLanes({}, ()))
@@ -224,6 +225,7 @@ class ExactlyOnceTerm(Term):
         page = await self._table.read(
             self._windows.next, max_records=max_records, max_bytes=max_bytes, transaction_ids=self._atomic
         )
+        self._file_number = require_page(self._fence, page, file_number=self._file_number)
         self._flushed = max(self._flushed, page.flushed)
         read, taken = page.rows, Taken(page.rows, ends=True)
         refused: Mapping[int, Refusal] = {}

@@ -168,9 +168,10 @@ SELECT id FROM {outbox} ORDER BY id LIMIT 1
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
 -- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, and how far Postgres' log was written and durable by then. Each record tells its size, the
--- bytes of key and value; of one above max_size the value is left out, so that a page never holds more than max_records times max_size.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}),
+-- record: it tells what the statement saw, how far Postgres' log was written and durable by then, and which table it read. Each record
+-- tells its size, the bytes of key and value; of one above max_size the value is left out, so that a page never holds more than
+-- max_records times max_size.
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
@@ -190,7 +191,7 @@ UNION ALL (
 -- read_on --
 -- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
 -- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}),
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
@@ -245,6 +246,10 @@ id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 -- everybody.
 CASE WHEN current_setting('synchronous_commit') = 'local' OR current_setting('synchronous_standby_names') = ''
      THEN pg_current_wal_flush_lsn() - '0/0' ELSE 0 END
+
+-- table_read --
+-- Part of `read_window` and `read_on`: the table's oid and its file's number, which TRUNCATE changes, and whatever writes the table anew.
+concat_ws(' ', to_regclass(%(outbox)s)::oid, pg_relation_filenode(to_regclass(%(outbox)s)))
 
 -- flushed --
 -- How far Postgres' log is durable.

@@ -21,11 +21,18 @@ _RETRY_INTERVAL = 0.05
 @dataclass(slots=True)
 class Adoptions:
     """The adoptions of a history: when each was, in the world's count, and how often each value that was in the outbox
-    then may be published once more.
+    then may be published once more. None may after an exchange of the table or its ids: the database and the ledger
+    have lost nothing.
     """
 
     at: list[int] = field(default_factory=list)
     again: Counter[str] = field(default_factory=Counter)
+    _known: tuple[int, int] = (0, 0)
+
+    def has_lost(self, world: World) -> bool:
+        """Whether the database or the ledger has lost something since the last adoption."""
+        known, self._known = self._known, (world.database.undone, world.broker.losses)
+        return known != self._known
 
 
 async def adopt(world: World, adoptions: Adoptions, *, nothing_lost: bool = False) -> bool:
@@ -60,10 +67,10 @@ def _adopt(world: World, adoptions: Adoptions, *, nothing_lost: bool) -> bool:
     plan = adoption.adopting(server.fence(view), ledger, unread)
     if not plan.differences:
         return False
-    if nothing_lost:
-        for entry in plan.unpurged:
-            _complete(world, entry)
-    else:
+    has_lost = adoptions.has_lost(world)
+    for entry in plan.unpurged if nothing_lost else plan.certain:
+        _complete(world, entry)
+    if has_lost and not nothing_lost:
         adoptions.again.update(row.record.value for row in database.state.rows.values() if row.record.value)
     adoptions.at.append(world.tick())
     highest_id = max([plan.witness.highest_id, *database.state.rows])

@@ -89,6 +89,10 @@ def _copied(name: str, place: object, attribute: str, value: Any, *found_by: Ver
     return Bug(name, found_by, "copied", exchanged=(place, attribute, value))
 
 
+def _adopted(name: str, place: object, attribute: str, value: Any) -> Bug:
+    return Bug(name, (Verdict.DOUBLED,), "adopted_exchanges", exchanged=(place, attribute, value))
+
+
 _V = Verdict
 BUGS: Collection[Bug] = (
     # Fences and producers
@@ -212,6 +216,14 @@ BUGS: Collection[Bug] = (
         (_V.PURGED_UNPUBLISHED, _V.LOST),
         "adopted_midway",
         exchanged=(adoption, "unpurged", planted_histories.adopts_all_incarnations),
+    ),
+    _adopted("records of another table are published", exactly_once, "require_page", planted_histories.takes_any),
+    _adopted("what is published beyond doubt is not purged", adoption, "of_present_records", planted_histories.doubts),
+    Bug(
+        "the ledger is believed whatever became of the database",
+        (_V.PURGED_UNPUBLISHED, _V.LOST),
+        "adopted_midway",
+        exchanged=(adoption, "of_present_records", planted_histories.never_doubts),
     ),
     # Copies
     _recovery(

@@ -177,9 +177,11 @@ def complaints(
     return found
 
 
-def purged_unpublished(database: Database, sightings: list[Seen]) -> list[str]:
-    """What was deleted from a database before it was visible."""
-    return list(_purged_unpublished(Committed.read(database.log), sightings))
+def purged_unpublished(database: Database, sightings: list[Seen], *, but: Collection[int]) -> list[str]:
+    """What was deleted from a database before it was visible, but for these ids."""
+    committed = Committed.read(database.log)
+    committed.deleted = {value: at for value, at in committed.deleted.items() if committed.ids[value] not in but}
+    return list(_purged_unpublished(committed, sightings))
 
 
 def _lost(committed: Committed, sightings: list[Seen]) -> Iterator[str]:

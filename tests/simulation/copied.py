@@ -15,7 +15,7 @@ from simulation.histories import History, history_errors
 from simulation.kafka import LEDGER
 from simulation.world import Member, World
 
-from airflow_outbox.harvest.protocol.ledger import HEAD
+from airflow_outbox.harvest.protocol.ledger import HEAD, expanded
 
 _TRANSACTIONS = 15
 _SILENCE = 2.5  # in which the fence row is written twice
@@ -27,7 +27,8 @@ class Copied(History):
     deleted from either. A copy that Postgres alone knows for one never disturbs the original, which goes on.
 
     A copy of the files that knows as much as the ledger can't be told from the original. Its leader may publish what
-    was in both; then one of the two notices the other.
+    was in both; then one of the two notices the other. And it takes for its own what the original published before the
+    fence row was written again: the ids may be those of the copy's own records, which are purged then.
     """
 
     copy: World
@@ -89,12 +90,33 @@ class Copied(History):
     def _copy(self) -> None:
         self.copy = self.world.beside(self.world.database.copied(as_template=self.as_template))
         self._shared = {row.record.value for row in self.copy.database.state.rows.values()}
+        self._fence = self.copy.database.state.fence
         self._shared |= {row.record.value for rows in self.copy.database.state.open.values() for row in rows}
 
     def _is_behind(self) -> bool:
         """Whether the ledger knows of more than the copy."""
         heads = [record for record in self.world.broker.partition(LEDGER).committed() if record.key == HEAD]
         return bool(heads) and json.loads(heads[-1].value)["beats"] > self.copy.database.state.fence.beats
+
+    def _untold(self) -> set[int]:
+        """The ids that the original published since the copy was made, and before it wrote the fence row again."""
+        if self.as_template:
+            return set()
+        ledger = self.world.broker.partition(LEDGER)
+        told = [
+            (json.loads(one.value), one)
+            for one in (*ledger.compacted, *ledger.records)
+            if one.value and one.transaction is not None and one.transaction.committed
+        ]
+        view, beats = str(self._fence.begun_view), self._fence.beats
+        untold = [one.transaction for head, one in told if one.key == HEAD and head["beats"] <= beats]
+        entries = [entry for entry, one in told if one.key != HEAD and one.transaction in untold]
+        return {
+            number
+            for entry in entries
+            if entry["view"] == view and entry["batch"] > self._fence.witness.batch
+            for number in expanded(entry["runs"])
+        }
 
     def _views(self) -> int:
         return sum(event.name == "view" for member in self.members for event in member.events)
@@ -115,7 +137,10 @@ class Copied(History):
             others=[self.copy.database],
             again={} if self.as_template else dict.fromkeys(self._shared, 1),
         )
-        found += [f"{complaint} (in the copy)" for complaint in purged_unpublished(self.copy.database, seen(broker))]
+        found += [
+            f"{complaint} (in the copy)"
+            for complaint in purged_unpublished(self.copy.database, seen(broker), but=self._untold())
+        ]
         if not drained:
             found.append(f"stuck: {len(original.state.rows)} records left")
         if noticed and self.as_template:

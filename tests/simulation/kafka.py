@@ -68,6 +68,8 @@ class Partition:
 
     def __init__(self) -> None:
         self.records: list[Stored] = []
+        self.compacted: list[Stored] = []
+        """What was here once."""
         self.end = 0
         self.open: dict[KafkaTransaction, int] = {}
         self.readable_at: dict[int, int] = {}
@@ -118,7 +120,7 @@ class Partition:
         """Below `limit`, keep the last committed record of each key only, and of tombstones the younger ones."""
         limit = min(limit, self.stable)
         last = {record.key: record.offset for record in self.committed(end=limit)}
-        self.records = [
+        kept = [
             record
             for record in self.records
             if record.offset >= limit
@@ -127,6 +129,9 @@ class Partition:
                 and (record.value is not None or record.at >= forget_tombstones_before)
             )
         ]
+        offsets = {record.offset for record in kept}
+        self.compacted += [record for record in self.records if record.offset not in offsets]
+        self.records = kept
 
 
 class Coordinator:
@@ -144,6 +149,8 @@ class Broker:
     def __init__(self, random: Random, tick: Callable[[], int], *, transaction_timeout: float) -> None:
         self.partitions: dict[Place, Partition] = {LEDGER: Partition()}
         self.ledger_id: str | None = "ledger 1"
+        self.losses = 0
+        """How often the ledger has lost something."""
         self.told: dict[str, Refusal] = {}
         """Records that are refused, by value, of which a look at them tells so."""
         self.untold: set[str] = set()
@@ -237,6 +244,7 @@ class Broker:
         """The ledger's topic is deleted and made anew."""
         self.partitions[LEDGER] = Partition()
         self.ledger_id = "ledger 2"
+        self.losses += 1
 
     def _required(self, transactional_id: str, epoch: int) -> Coordinator:
         coordinator = self.coordinator(transactional_id)

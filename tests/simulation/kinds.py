@@ -9,7 +9,7 @@ from simulation.copied import Copied
 from simulation.histories import History, Outcome, simulated
 from simulation.late_requests import LateRequests
 from simulation.log import ReconfiguredLog
-from simulation.other_histories import Adopted, AdoptedMidway, OtherHistory, Restored
+from simulation.other_histories import Adopted, AdoptedExchanges, AdoptedMidway, OtherHistory, Restored
 from simulation.poisoned import Poisoned
 from simulation.spanning import Spanning
 from simulation.world import SOUND, Design, Member
@@ -41,6 +41,7 @@ KINDS = {
     "other_histories": Kind(history=OtherHistory, one_of=4),
     "restored": Kind(history=Restored, one_of=8),
     "adopted": Kind(history=Adopted, one_of=8),
+    "adopted_exchanges": Kind(history=AdoptedExchanges, one_of=8),
     "adopted_midway": Kind(history=AdoptedMidway, one_of=8),
     "copied": Kind(history=Copied, one_of=4),
     "poisoned": Kind(history=Poisoned, one_of=4),

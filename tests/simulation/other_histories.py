@@ -18,16 +18,19 @@ from simulation.kafka import LEDGER, Partition
 
 from airflow_outbox.harvest.protocol.ledger import HEAD
 
+_SLOW_MARKING = 0.4
+
 
 class OtherHistory(History):
     """A history in the middle of which the database, or the ledger, becomes another."""
 
     changed = False
+    _earliest, _latest = 4.0, 16.0  # when it changes, in seconds
 
     async def _disturb(self) -> None:
         changing = self.world.random.choice(self._changes)
         disturbing = asyncio.create_task(super()._disturb())
-        await asyncio.sleep(4 + 12 * self.world.random.random())
+        await asyncio.sleep(self._earliest + (self._latest - self._earliest) * self.world.random.random())
         self.steps.append(f"{asyncio.get_running_loop().time():.2f} {changing.__name__.strip('_')}")
         changing()
         self.changed = True
@@ -109,6 +112,7 @@ class OtherHistory(History):
         witness = self.world.database.state.fence.witness
         new.end = self.world.random.randrange(witness.offset + 1) if witness.batch else old.end
         new.records = [record for record in old.records if record.offset < new.end]
+        self.world.broker.losses += 1
 
 
 class Restored(OtherHistory):
@@ -166,6 +170,22 @@ class Adopted(OtherHistory):
         is_told = drained and self._is_adopted
         found += self.told(incarnation=self.world.database.state.fence.incarnation if is_told else None)
         return found + self.bugs()
+
+
+class AdoptedExchanges(Adopted):
+    """The table or its ids are exchanged while a leader harvests, and Kafka takes its time over the markers, so that
+    much is published and not purged yet. Nothing is published once more.
+    """
+
+    _earliest, _latest = 1.5, 6.0  # while applications write
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.world.broker.marking_time = _SLOW_MARKING
+
+    @property
+    def _changes(self) -> Sequence[Callable[[], None]]:
+        return self._truncate, self._make_anew, self._set_back
 
 
 class AdoptedMidway(Adopted):

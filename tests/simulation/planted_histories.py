@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from airflow_outbox.fence import Fence
-from airflow_outbox.harvest.protocol import recovery
+from airflow_outbox.harvest.protocol import adoption, recovery
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
+from airflow_outbox.pages import Page
 
 _recover = recovery.recover
 _differences_of_databases = recovery.differences_of_databases
@@ -34,6 +35,19 @@ def pass_by(fence: Fence, ledger: Ledger) -> None:
 def completes_behind_the_head(fence: Fence, ledger: Ledger) -> Any:
     found = _recover(fence, ledger)
     return replace(found, unpurged=tuple(entry for entry in ledger.entries if entry.batch > fence.witness.batch))
+
+
+def takes_any(fence: Fence, page: Page, *, file_number: int | None) -> int:
+    """Publishes whatever a page shows."""
+    return page.file_number
+
+
+def doubts(fence: Fence, ledger: Ledger) -> Sequence[Entry]:
+    return ()
+
+
+def never_doubts(fence: Fence, ledger: Ledger) -> Sequence[Entry]:
+    return adoption.unpurged(fence, ledger)
 
 
 def adopts_all_incarnations(fence: Fence, ledger: Ledger) -> list[Entry]:

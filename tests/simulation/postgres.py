@@ -86,6 +86,7 @@ class State:
     next_transaction_id: int = 1000
     latest_completed: int = 999
     table_oid: int = 1
+    file_number: int = 1
     outcomes: dict[int, bool] = field(default_factory=dict)
     """Which transactions have ended, and whether by a commit."""
 
@@ -186,6 +187,7 @@ class State:
     def exchange(self, transaction_id: int, table_oid: int) -> None:
         self._change(transaction_id)
         self.rows, self.last_drawn, self.table_oid = {}, 0, table_oid
+        self.file_number += 1
 
     def load(self, transaction_id: int, table_oid: int) -> None:
         """All that is committed stands in another cluster now, which is younger and has seen no transaction of it."""
@@ -225,6 +227,8 @@ class Database:
         self.timeline = 1
         self.database_oid = 1
         self.up = True
+        self.undone = 0
+        """How often it has become another by a restore, a promotion or a dump."""
         self.past: list[list[Change]] = []
         """The logs of histories that were restored away, as far as they were flushed."""
         self.on_crash: list[Callable[[], None]] = []
@@ -327,6 +331,7 @@ class Database:
     def restore(self, position: int, *, new_timeline: bool) -> None:
         """Go back to how it was at a position of the log; what came after is of another history."""
         self.past.append(self.log[: self.flushed])
+        self.undone += 1
         self._restart(min(position, self.flushed))
         self.timeline += new_timeline
 
@@ -343,6 +348,7 @@ class Database:
     def load_elsewhere(self) -> None:
         """pg_dump, and the dump is loaded into another cluster, which gives out lower transaction ids."""
         self.past.append(self.log[: self.flushed])
+        self.undone += 1
         self._restart(self.flushed)
         self.system_identifier += 1
         self.statement("load", self.state.table_oid + 1)

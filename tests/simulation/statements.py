@@ -215,8 +215,15 @@ class Server:
             if len(rows) == max_records or (rows and size > max_bytes):
                 break
             rows.append((*row.record, row.record.size, row.transaction_id if transaction_ids else None))
-        written, flushed = len(self.database.log), self.database.flushed
-        return Page(rows, snapshot, len(rows) == len(due), written, flushed)
+        return Page(
+            rows,
+            snapshot,
+            len(rows) == len(due),
+            written=len(self.database.log),
+            flushed=self.database.flushed,
+            table_oid=self.database.state.table_oid,
+            file_number=self.database.state.file_number,
+        )
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
         found: dict[int, list[int]] = {}

@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from airflow_outbox.errors import ConfigurationError, HistoryError
+from airflow_outbox.errors import ConfigurationError, HistoryError, PostgresError
 from airflow_outbox.fence import Fence, History, Request, Witness
 from airflow_outbox.harvest.protocol.adoption import adopting
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
-from airflow_outbox.harvest.protocol.recovery import recover, require_history
+from airflow_outbox.harvest.protocol.recovery import of_present_records, recover, require_history, require_page
+from airflow_outbox.pages import Page
 from airflow_outbox.records import Snapshot
 
 OUTBOX, OTHER, VIEW = UUID(int=1), UUID(int=9), UUID(int=2)
@@ -52,6 +53,54 @@ def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purg
     before = Ledger("T", 60, replace(HEAD, incarnation=1, batch=7), 45, (entry(7, 1),))
     fence = replace(FENCE, witness=Witness("T", batch=0, offset=60, highest_id=100))
     assert adopting(fence, before, [(50, "none of ours")]).unpurged == []
+
+
+SET_BACK = replace(FENCE, present=HISTORY, begun_view=VIEW, last_drawn=1, halted="it was set back")
+LEDGER = Ledger("T", 50, HEAD, 45, (entry(2, 2), entry(3, 2)))
+
+
+def test_what_is_published_is_purged_where_only_ids_were_set_back() -> None:
+    assert adopting(SET_BACK, LEDGER, []).certain == [entry(3, 2)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"present": replace(HISTORY, system_identifier=2)},
+        {"present": replace(HISTORY, timeline=2)},
+        {"present": replace(HISTORY, table_oid=2)},
+        {"present": replace(HISTORY, database_oid=2)},
+        {"beats": 6},
+        {"witness": Witness("T", batch=1, offset=40, highest_id=90)},
+        {"incarnation": 1},
+        {"incarnation": 3},
+        {"begun_view": UUID(int=3)},
+        {"begun_view": None},
+        {"outbox_id": None},
+        {"next_transaction_id": 8},
+    ],
+    ids=str,
+)
+def test_nothing_is_purged_beyond_doubt_where_anything_else_differs(change: dict[str, object]) -> None:
+    fence = replace(SET_BACK, **change)  # type: ignore[arg-type]
+    assert list(of_present_records(fence, LEDGER)) == []
+
+
+def page(*, table_oid: int = 1, file_number: int = 1) -> Page:
+    return Page([], Snapshot(9, 9), True, 0, 0, table_oid=table_oid, file_number=file_number)
+
+
+def test_a_page_of_another_table_is_not_published() -> None:
+    fence = replace(FENCE, present=HISTORY)
+    assert require_page(fence, page(file_number=7), file_number=None) == 7
+    with pytest.raises(HistoryError, match="dropped and made anew"):
+        require_page(fence, page(table_oid=2), file_number=1)
+
+
+def test_a_page_of_a_table_that_was_truncated_ends_the_term() -> None:
+    fence = replace(FENCE, present=HISTORY)
+    with pytest.raises(PostgresError, match="truncated or rewritten"):
+        require_page(fence, page(file_number=8), file_number=7)
 
 
 def test_a_ledger_with_anothers_head_can_not_be_adopted() -> None:

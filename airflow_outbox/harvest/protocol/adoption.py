@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread
-from airflow_outbox.harvest.protocol.recovery import differences
+from airflow_outbox.harvest.protocol.recovery import differences, of_present_records
 
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
     """The differences to accept (none: there is nothing to adopt), and what follows when they are.
 
-    `unpurged` are the batches to purge where the database has lost nothing. `witness` is where leaders go on,
+    `certain` are the batches to purge in any case, `unpurged` those to purge where the operator knows that the database
+    has lost nothing. `witness` is where leaders go on,
     `last_incarnation` the last one that the ledger knows (0: none).
     """
 
     differences: Sequence[str]
+    certain: Sequence[Entry]
     unpurged: Sequence[Entry]
     witness: Witness
     last_incarnation: int
@@ -44,6 +46,7 @@ def adopting(fence: Fence, ledger: Ledger, unread: Iterable[Unread]) -> Adopting
     last = ledger.head.incarnation if ledger.head else 0
     return Adopting(
         differences=list(dict.fromkeys([*foreign.values(), *differences(fence, ledger)])),
+        certain=list(of_present_records(fence, ledger)),
         unpurged=unpurged(fence, ledger),
         witness=_witness(fence, ledger, foreign),
         last_incarnation=max([last, *(entry.incarnation for entry in ledger.entries)]),

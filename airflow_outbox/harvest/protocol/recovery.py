@@ -29,8 +29,13 @@ What is compared:
 A difference that was found once is kept in the fence row (`halted`): ids and transaction ids that were set back grow
 on, and the next look might find them beyond what was published. Only an operator ends that.
 
+A leader looks at each page, too, before it publishes anything of it (`require_page`). So no record of another table
+gets into the ledger, and no batch holds records from before and after a TRUNCATE: its ids and its snapshot would name
+records that were not read.
+
 `airflow-outbox adopt` raises the incarnation after an operator has accepted a difference. It sets the witness to where
-the ledger is then, so that no entry of an older incarnation purges anything.
+the ledger is then, so that no entry of an older incarnation purges anything. Before that it purges what is published
+beyond doubt (`of_present_records`), as when ids were set back between a batch's commit and its purge.
 """
 
 from __future__ import annotations
@@ -38,11 +43,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from airflow_outbox.errors import HistoryError
+from airflow_outbox.errors import HistoryError, PostgresError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
+from airflow_outbox.pages import Page
 
 BEFORE_THIS_DATABASE = "the ledger was written before this database ever had one"
+_MADE_ANEW = "the outbox's table was dropped and made anew"
+
+
+def _set_back(last_drawn: int, highest_id: int) -> str:
+    return f"the sequence of the ids is at {last_drawn}, and {highest_id} was published: it was set back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +72,21 @@ class Recovery:
 def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
     """Raise HistoryError when the table was exchanged, or its ids set back, since the take-over."""
     if pulse.table_oid != fence.present.table_oid:
-        raise HistoryError("the outbox's table was dropped and made anew")
+        raise HistoryError(_MADE_ANEW)
     if pulse.last_drawn < highest_id:
-        raise HistoryError(
-            f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back"
-        )
+        raise HistoryError(_set_back(pulse.last_drawn, highest_id))
+
+
+def require_page(fence: Fence, page: Page, *, file_number: int | None) -> int:
+    """Raise when the table was exchanged before the page was read: its records are not to be published with earlier
+    ones. HistoryError when it is another table; PostgresError when it was truncated or rewritten, for the next view
+    finds out which: it compares the ids. `file_number` is that of the term's first page; what it is from now on.
+    """
+    if page.table_oid != fence.present.table_oid:
+        raise HistoryError(_MADE_ANEW)
+    if file_number not in (None, page.file_number):
+        raise PostgresError("the outbox's table was truncated or rewritten: harvesting begins again with a new view")
+    return page.file_number
 
 
 def require_history(fence: Fence) -> None:
@@ -96,6 +117,22 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
         unpurged=tuple(entry for entry in ledger.entries if witness.batch < entry.batch <= head.batch),
         kept=head.kept,
     )
+
+
+def of_present_records(fence: Fence, ledger: Ledger) -> Iterator[Entry]:
+    """The entries that are not known to be purged, and name records of the present table beyond doubt.
+
+    The database is the one that the entry's view harvested, it has lost nothing that the ledger knows of, and has still
+    the same table. Its transaction ids go on, then, whatever became of the ids: a record with one of the entry's ids,
+    of a transaction that the entry's snapshot sees, is the one that was published.
+    """
+    head = ledger.head
+    if head is None or fence.recorded != fence.present or any(_differences_ahead(fence, head)):
+        return
+    for entry in ledger.entries:
+        is_unpurged = fence.witness.batch < entry.batch <= head.batch
+        if is_unpurged and entry.view == fence.begun_view and not any(_differences_of_entry(fence, entry)):
+            yield entry
 
 
 def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
@@ -137,11 +174,9 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
             "copy in the same cluster, or was dropped and made anew"
         )
     if recorded.table_oid != present.table_oid:
-        yield "the outbox's table was dropped and made anew"
+        yield _MADE_ANEW
     if fence.last_drawn < witness.highest_id:
-        yield (
-            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
-        )
+        yield _set_back(fence.last_drawn, witness.highest_id)
     if fence.newest_transaction_id >= fence.next_transaction_id:
         yield (
             f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
@@ -185,7 +220,7 @@ def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[
         if head.batch > witness.batch:
             yield f"batch {head.batch} was published after the ledger had been adopted at batch {witness.batch}"
     elif fence.last_drawn < head.highest_id:
-        yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
+        yield _set_back(fence.last_drawn, head.highest_id)
     else:
         yield from _differences_of_entries(fence, head, ledger)
 
@@ -196,14 +231,20 @@ def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterato
         entry = entries.get(batch)
         if entry is None:
             yield f"the ledger has no entry of batch {batch}, which is not known to be purged"
-        elif entry.outbox_id not in (None, fence.outbox_id) or entry.shard not in (None, fence.shard):
-            yield f"batch {batch} is that of outbox {entry.outbox_id}, shard {entry.shard}"
-        elif entry.incarnation != fence.incarnation:
-            yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
-        elif entry.snapshot.xmax > fence.next_transaction_id:
-            yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
-        elif fence.begun_view not in (None, entry.view):
-            yield (
-                f"batch {batch} was published by view {entry.view}, of which this database does not know: a copy of it "
-                "is harvested with the same ledger"
-            )
+        else:
+            yield from _differences_of_entry(fence, entry)
+
+
+def _differences_of_entry(fence: Fence, entry: Entry) -> Iterator[str]:
+    batch = entry.batch
+    if entry.outbox_id not in (None, fence.outbox_id) or entry.shard not in (None, fence.shard):
+        yield f"batch {batch} is that of outbox {entry.outbox_id}, shard {entry.shard}"
+    elif entry.incarnation != fence.incarnation:
+        yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
+    elif entry.snapshot.xmax > fence.next_transaction_id:
+        yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
+    elif fence.begun_view not in (None, entry.view):
+        yield (
+            f"batch {batch} was published by view {entry.view}, of which this database does not know: a copy of it "
+            "is harvested with the same ledger"
+        )
