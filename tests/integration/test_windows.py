@@ -243,6 +243,7 @@ def plan(table: OutboxTable, statement: str, **values: object) -> str:
         partition=sql.Identifier("kafka_partition"),
         transaction_id=sql.SQL("NULL::bigint"),
         durable=sql.SQL("0"),
+        table=sql.SQL("NULL"),
     )
     given = {"max_records": 10_000, "max_size": 10**8, "above": 0, "within": None, **values}
     rows = table.connection.execute(sql.SQL("EXPLAIN {}").format(query), given).fetchall()
