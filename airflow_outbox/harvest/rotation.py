@@ -85,7 +85,6 @@ class Rotation:
         if renewal is None:
             return False
         await renewal
-        self._turns.initialised(turn)
         return True
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
@@ -125,7 +124,11 @@ class Rotation:
             producer.close()
 
     def _renew(self, turn: int) -> None:
-        renewal = self._renewals[turn] = asyncio.create_task(self._producers[turn].renew())
+        async def renew() -> None:
+            await self._producers[turn].renew()
+            self._turns.initialised(turn)  # at once: this proves nothing of the next commit
+
+        renewal = self._renewals[turn] = asyncio.create_task(renew())
         renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # `begin` raises it
 
     async def _renew_unproven(self) -> None:
@@ -136,6 +139,4 @@ class Rotation:
         for turn in turns:
             if turn not in self._renewals:
                 self._renew(turn)
-        for turn, renewal in [(turn, self._renewals[turn]) for turn in turns]:
-            await renewal
-            self._turns.initialised(turn)
+        await asyncio.gather(*[self._renewals[turn] for turn in turns])

@@ -18,7 +18,7 @@ from simulation.kafka import LEDGER, Partition
 
 from airflow_outbox.harvest.protocol.ledger import HEAD
 
-_SLOW_MARKING = 0.4
+_SLOW_MARKING = 1.0
 
 
 class OtherHistory(History):
