@@ -44,8 +44,14 @@ def test_only_entries_of_the_present_incarnation_are_purged() -> None:
     plan = adopting(FENCE, Ledger("T", 50, HEAD, 45, entries), [])
     assert [each.batch for each in plan.unpurged] == [3, 6]
     assert plan.witness == Witness("T", 3, 45, 100)
-    assert plan.last_incarnation == 2
     assert "timeline 2" in plan.differences[0]
+
+
+@pytest.mark.parametrize(("timeline", "last"), [(1, 2), (2, 1000), (3, 2000)])
+def test_an_incarnation_that_a_restore_has_undone_is_not_used_again(timeline: int, last: int) -> None:
+    """Its tickets would count for other records. The ledger does not know it while nothing is published in it."""
+    fence = replace(FENCE, present=replace(HISTORY, timeline=timeline))
+    assert adopting(fence, Ledger("T", 50, HEAD, 45, (entry(2, 2),)), []).last_incarnation == last
 
 
 def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purged() -> None:

@@ -10,6 +10,8 @@ from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread
 from airflow_outbox.harvest.protocol.recovery import differences, of_present_records
 
+_ADOPTIONS_A_TIMELINE = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
@@ -17,7 +19,7 @@ class Adopting:
 
     `certain` are the batches to purge in any case, `unpurged` those to purge where the operator knows that the database
     has lost nothing. `witness` is where leaders go on,
-    `last_incarnation` the last one that the ledger knows (0: none).
+    `last_incarnation` the last one that the ledger knows, or that a restore may have undone (0: none).
     """
 
     differences: Sequence[str]
@@ -43,13 +45,15 @@ def adopting(fence: Fence, ledger: Ledger, unread: Iterable[Unread]) -> Adopting
     require_own_ledger(fence, ledger)
     since = fence.witness.offset if fence.witness.topic_id == ledger.topic_id else 0  # no leader reads what is before
     foreign = {offset: text for offset, text in unread if offset >= since}
-    last = ledger.head.incarnation if ledger.head else 0
+    known = [entry.incarnation for entry in ledger.entries] + ([ledger.head.incarnation] if ledger.head else [])
+    # A restore may have undone an adoption after which nothing was published. It began a later timeline.
+    undone = _ADOPTIONS_A_TIMELINE * (fence.present.timeline - 1)
     return Adopting(
         differences=list(dict.fromkeys([*foreign.values(), *differences(fence, ledger)])),
         certain=list(of_present_records(fence, ledger)),
         unpurged=unpurged(fence, ledger),
         witness=_witness(fence, ledger, foreign),
-        last_incarnation=max([last, *(entry.incarnation for entry in ledger.entries)]),
+        last_incarnation=max([undone, *known]),
     )
 
 
