@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from airflow_outbox.harvest import transactional_producer
 from airflow_outbox.harvest.__main__ import main
-from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.rotation import Rotation
 
 counts: Counter[str] = Counter()
 
@@ -51,15 +51,15 @@ class CountedProducer(Producer):
         os.write(sys.stdout.fileno(), (json.dumps({"event": "counted", **counts}) + "\n").encode())
 
 
-ask = Cluster.stable_offsets
+await_readable = Rotation.await_readable
 
 
-def stable_offsets(cluster: Cluster, places: Any) -> Any:
+async def counted_await_readable(rotation: Rotation) -> None:
     counts["asked"] += 1
-    return ask(cluster, places)
+    await await_readable(rotation)
 
 
 if __name__ == "__main__":
     transactional_producer.Producer = CountedProducer  # type: ignore[misc]
-    Cluster.stable_offsets = stable_offsets  # type: ignore[method-assign]
+    Rotation.await_readable = counted_await_readable  # type: ignore[method-assign]
     main()
