@@ -31,7 +31,8 @@ GENTLE_RATE = 500.0
 MOST_MS = {GENTLE_RATE: {"p50": 7.0, "p99": 20.0}, 5000.0: {"p99": 40.0}}
 """The targets, by rate."""
 MOST_IDLE_PERCENT = 2.0
-WARM_UP_SECONDS = 10.0
+WARM_UP_SECONDS, WARM_UPS = 30.0, 2
+"""Kafka's Java process is at its speed after about a minute of transactions."""
 RIVALS = (verdicts.GOHARVEST, verdicts.DEBEZIUM_TUNED)
 
 
@@ -84,9 +85,9 @@ def main() -> None:
 
 
 def _rounds(scene: Scene, chosen: Sequence[Contender], given: argparse.Namespace) -> Iterator[Result]:
-    """All results, as they come. A short turn of each, which does not count, comes first."""
+    """All results, as they come. Turns of each, which do not count, come first."""
     gentle = Stream(GENTLE_RATE, given.transaction, min(given.seconds, WARM_UP_SECONDS))
-    for contender in chosen:
+    for contender in [*chosen] * WARM_UPS:
         say(f"warming up: {contender.name}")
         streams.measured(scene, contender, gentle, number=0)
     for number in range(1, given.rounds + 1):

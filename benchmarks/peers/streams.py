@@ -76,6 +76,8 @@ class Result:
     commit_ms: float | None = None
     """What a commit took the writer, the median."""
     cores: float | None = None
+    postgres_cores: float | None = None
+    kafka_cores: float | None = None
     others_cores: float | None = None
     refused: str | None = None
 
@@ -107,6 +109,10 @@ def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int
     counted = [each for each in transactions if each[0] >= stream.lead_in]
     start, end = counted[0][1], counted[-1][2]
     taken = sorted(committed - sent for _, sent, committed in counted)
+    cores = {
+        name: round(usage.cpu_seconds(name, start, end) / (end - start), 3)
+        for name in ("contender", "postgres", "kafka")
+    }
     return Result(
         contender.name,
         stream.rate,
@@ -115,7 +121,9 @@ def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int
         records=len(counted) * stream.transaction,
         delays=Delays.of([seen[first + n] - at for first, _, at in counted for n in range(stream.transaction)]),
         commit_ms=round(1000 * taken[len(taken) // 2], 1),
-        cores=round(usage.cpu_seconds("contender", start, end) / (end - start), 3),
+        cores=cores["contender"],
+        postgres_cores=cores["postgres"],
+        kafka_cores=cores["kafka"],
         others_cores=round(usage.others_cores(start, end), 2),
     )
 
