@@ -36,6 +36,7 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_broker,
     size_for_client,
 )
+from airflow_outbox.names import is_kafkas_own
 from airflow_outbox.pages import SIZE, OutboxRow
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -82,6 +83,7 @@ class TopicBook:
         self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
+        self._not_added: dict[str, Refusal] = {}  # topics that Kafka did not let into a transaction
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
@@ -113,6 +115,14 @@ class TopicBook:
             self._plain.discard(topic)
             self._doubted.add(topic)
 
+    def found_refused(self, topic: str, reason: str) -> None:
+        """Kafka did not let a transaction write to this topic. That holds unless the next look tells another reason."""
+        self.doubt(topic)
+        with self._lock:
+            self._not_added[topic] = Refusal(
+                Cause.NOT_AUTHORIZED, f"Kafka lets no transaction write to topic {topic}: {reason}. Check its ACLs"
+            )
+
     def found_too_large(
         self, topic: str, key: str | bytes | None, value: str | bytes | None, *, batch_size: int
     ) -> None:
@@ -140,13 +150,14 @@ class TopicBook:
         with self._lock:
             if time.monotonic() > self._known_until:
                 self._known_until = time.monotonic() + _KNOWN_FOR
-                for known in (self._topics, self._plain, self._too_large, self._supposed):
+                for known in (self._topics, self._plain, self._too_large, self._supposed, self._not_added):
                     known.clear()
                 self._find_smallest()
             if again:
                 for name in {row[1] for row in rows}:
                     self._topics.pop(name, None)
                     self._plain.discard(name)
+                    self._not_added.pop(name, None)
             return self._examine(rows, provoke)
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
@@ -214,6 +225,8 @@ class TopicBook:
         if not _LEGAL.fullmatch(name) or name in (".", ".."):
             shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
             return Refusal(Cause.TOPIC_NAME, f"{shown!r} is no name that Kafka allows for a topic")
+        if is_kafkas_own(name):
+            return Refusal(Cause.TOPIC_NAME, f"Kafka keeps its own state in topic {name}. Choose another name")
         if name in self._own:
             return Refusal(Cause.TOPIC_NAME, f"{name} is a topic of the outbox's own, for no other records")
         return None
@@ -222,7 +235,10 @@ class TopicBook:
         """Look topics up; the ones that are not there."""
         limits = self._max_bytes([name for name in names if name in self._doubted])
         for name, answer in self.cluster.topics(names).items():
-            topic = self._topics[name] = _topic(name, answer, limits.get(name))
+            topic = _topic(name, answer, limits.get(name))
+            if topic.refusal is None and name in self._not_added:
+                topic = Topic(self._not_added[name])
+            self._topics[name] = topic
             if topic.refusal is None and name not in self._doubted:
                 self._plain.add(name)
         return [name for name in names if _is_missing(self._topics[name])]

@@ -11,7 +11,7 @@ A new case is a line in a table of a test module of this folder, or, where rows 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,11 +44,13 @@ class Innocents:
     _written: int = 0
 
     @contextmanager
-    def harvested(self, **settings: Any) -> Iterator[Process]:
-        """Harvest with these settings, by a process that has published some innocents when the block begins."""
+    def harvested(self, *, command: Sequence[str] = CHILD, **settings: Any) -> Iterator[Process]:
+        """Harvest with these settings, by a process that has published some innocents when the block begins;
+        `command` is another child.
+        """
         config = {**self.outbox.settings, **settings}
         self.file.write_text(yaml.safe_dump(config))
-        self._process = Process(CHILD, first_line={"config": config})
+        self._process = Process(list(command), first_line={"config": config})
         try:
             self.write()
             self.come_out(within=PATIENCE)
