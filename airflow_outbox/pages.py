@@ -41,6 +41,7 @@ A plain tuple, for there are hundreds of thousands a second of them.
 
 SIZE: Final = 7
 TRANSACTION_ID: Final = 8
+HIGHEST_ID: Final = 2**63 - 1
 _ANY_SIZE = 2**62
 _FIRST_RECORDS = 2_500
 
@@ -88,6 +89,7 @@ class Page:
 
     `snapshot` is what the statement saw; `complete` tells that nothing is left above the last id; `written` is a
     position of Postgres' log by which all that was seen is written, `flushed` one up to which it is on disk.
+    `last_drawn` is how far the sequence of the ids was: a higher id was chosen by whoever wrote it.
     """
 
     rows: Sequence[OutboxRow]
@@ -95,6 +97,7 @@ class Page:
     complete: bool
     written: int
     flushed: int
+    last_drawn: int = HIGHEST_ID
 
 
 @dataclass(frozen=True, slots=True)

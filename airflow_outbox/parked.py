@@ -14,7 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, render, translated
+from airflow_outbox.connection import Column, render, storable, translated
 from airflow_outbox.errors import FencedError
 from airflow_outbox.keeping import archived, kept_columns
 from airflow_outbox.names import OutboxName
@@ -81,7 +81,7 @@ class ParkedTable:
         ids = sorted(records)
         for first in range(0, len(ids), _PARKED_AT_ONCE):
             slice_ = {identity: records[identity] for identity in ids[first : first + _PARKED_AT_ONCE]}
-            self._fenced_unless("park", {"mine": mine}, view=view, snapshot=seen, **_columns(slice_))
+            self._fenced_unless("park", {"mine": mine}, view=view, snapshot=seen, **self._columns_of(slice_))
 
     def due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
         """Records to publish now, in order, each with its number in place of an id."""
@@ -115,7 +115,7 @@ class ParkedTable:
         """
         passing = [*self._causes, *self._passing]
         values = {"others": list(others), "passing": passing, "longest_delay": _LONGEST_DELAY}
-        self._fenced_unless("note_refusals", view=view, **values, **_columns(refusals))
+        self._fenced_unless("note_refusals", view=view, **values, **self._columns_of(refusals))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
         """Discard what operators have asked to discard; the lanes, once for each record."""
@@ -144,12 +144,11 @@ class ParkedTable:
             raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
         return cast("tuple[Any, ...]", row)
 
-
-def _columns(records: Mapping[int, Why]) -> dict[str, list[Any]]:
-    why = records.values()
-    return {
-        "ids": list(records),
-        "why": [each.cause for each in why],
-        "reasons": [each.reason for each in why],
-        "delays": [each.delay for each in why],
-    }
+    def _columns_of(self, records: Mapping[int, Why]) -> dict[str, list[Any]]:
+        why = records.values()
+        return {
+            "ids": list(records),
+            "why": [each.cause for each in why],
+            "reasons": [each.reason and storable(self._connection, each.reason) for each in why],
+            "delays": [each.delay for each in why],
+        }

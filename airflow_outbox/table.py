@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, read_columns, render, replicated, translated
+from airflow_outbox.connection import Column, read_columns, render, replicated, storable, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -32,7 +32,7 @@ from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SHARD = 0
 _MOST_OTHERS = 32  # each row of the range is held against every one of them
 
@@ -225,6 +225,7 @@ class OutboxTable:
             "after": None if reading.after is None else str(reading.after),
             "within": None if reading.within is None else str(reading.within),
             "above": reading.above,
+            "outbox": self.name.text(),
         }
         statement = "read_on" if reading.after is None or reading.within is not None else "read_window"
         query = self._readings[statement, transaction_ids]
@@ -237,13 +238,14 @@ class OutboxTable:
             rows = self._page_size.fitting(found, share=share, max_bytes=max_bytes)
             if rows or not found:
                 break
-        snapshot, written, flushed = seen.split(" ")
+        snapshot, written, flushed, drawn = seen.split(" ")
         return Page(
             rows=rows,
             snapshot=Snapshot.parse(snapshot),
             complete=len(rows) < records and len(rows) == len(found),
             written=int(written),
             flushed=int(flushed),
+            last_drawn=int(drawn),
         )
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
@@ -335,11 +337,13 @@ class OutboxTable:
     def halt(self, view: UUID, reason: str) -> None:
         """Stop harvesting until an operator adopts."""
         with translated(self.name):
+            reason = storable(self.connection, reason)
             self.connection.execute(self._render("halt"), {"view": view, "shard": SHARD, "reason": reason})
 
     def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row, for `check` and for people."""
         with translated(self.name):
+            error = storable(self.connection, error)
             self.connection.execute(self._render("note_error"), {"view": view, "shard": SHARD, "error": error})
 
     def holds_marks(self) -> bool:
@@ -384,7 +388,11 @@ class OutboxTable:
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
             (statement, asked): self._render(
-                statement, partition=self._partition, transaction_id=transaction_id, durable=self._render("durable")
+                statement,
+                partition=self._partition,
+                transaction_id=transaction_id,
+                durable=self._render("durable"),
+                last_drawn=self._render("last_drawn"),
             )
             for statement in ("read_window", "read_on")
             for asked, transaction_id in wanted.items()

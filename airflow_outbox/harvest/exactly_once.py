@@ -46,13 +46,13 @@ from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, 
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
-from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
+from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import Length, OutboxRow, total_size
+from airflow_outbox.pages import Length, OutboxRow, Page, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -104,6 +104,7 @@ class ExactlyOnceTerm(Term):
         self._held_bytes = 0
         self._unpurged_records = 0
         self._flushed = 0
+        self._last_drawn = fence.last_drawn
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
         self._take_up(ParkedLanes({}, ()))
@@ -226,6 +227,7 @@ class ExactlyOnceTerm(Term):
         )
         self._flushed = max(self._flushed, page.flushed)
         read, taken = page.rows, Taken(page.rows, ends=True)
+        self._condemn_chosen_ids(page)
         refused: Mapping[int, Refusal] = {}
         if self._atomic and (read or self._closure.held):
             await self._learn(read, complete=page.complete)
@@ -246,6 +248,17 @@ class ExactlyOnceTerm(Term):
             self._pieces.append(piece)
             self._wake.set()
         return bool(read)
+
+    def _condemn_chosen_ids(self, page: Page) -> None:
+        """Park records whose ids are not of the sequence: once it is there, other records will have them."""
+        self._last_drawn = max(self._last_drawn, page.last_drawn)
+        if page.rows and page.rows[-1][0] > self._last_drawn:
+            reason = (
+                f"the id was chosen by its writer: it is above all that the sequence has given, {self._last_drawn}. "
+                "`parked retry` publishes the record all the same"
+            )
+            chosen = [row[0] for row in page.rows if row[0] > self._last_drawn]
+            self._caution.condemned[False].update(dict.fromkeys(chosen, Refusal(Cause.ID, reason)))
 
     async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
         """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
@@ -387,8 +400,8 @@ class ExactlyOnceTerm(Term):
         while (batch := await self._filled.get()) is not None:
             await self._require_on_disk(batch.written)
             await self._commit(batch)
-            self._caution.forget(batch.parked.refused, parked=False)
-            self._caution.settled(chain(batch.ids, batch.parked.waiting), parked=False)
+            self._caution.forget(chain(batch.parked.refused, batch.parked.waiting), parked=False)
+            self._caution.settled(batch.ids, parked=False)
             self._caution.on_record(batch.condemned, batch.no_longer_slow)
             if batch.may_be_free:
                 self._release_after(batch.number)
@@ -409,7 +422,7 @@ class ExactlyOnceTerm(Term):
 
     async def _commit(self, batch: Batch) -> None:
         entry = batch.entry(view=self.view, fence=self._fence)
-        highest_id = batch.highest_id
+        highest_id = batch.highest_id(self._last_drawn)
         offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)
         self._unpurged.append((entry, batch))

@@ -169,7 +169,7 @@ class TopicBook:
             names, values = row[4], row[5]
             if row[1] not in plain or row[6] is not None or row[SIZE] > fits or len(names) != len(values):
                 return False
-            if None in names or None in values:
+            if None in names or None in values or (names and _is_odd(names, values)):
                 return False
         return True
 
@@ -193,7 +193,9 @@ class TopicBook:
             return Refusal(Cause.HEADERS, f"{len(header_names)} header names for {len(header_values)} header values")
         if None in header_names or None in header_values:
             return Refusal(Cause.HEADERS, "a header's name or value is null")
-        if partition is not None and partition >= topic.partitions:
+        if header_names and _is_odd(header_names, header_values):
+            return Refusal(Cause.HEADERS, "the headers have more than one dimension, or a name that is no UTF-8")
+        if partition is not None and not 0 <= partition < topic.partitions:
             return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
         if size_for_client(row) > self._client_limit:
             return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
@@ -222,8 +224,9 @@ class TopicBook:
                 self._ask(missing)
 
     def _refusal_of_name(self, name: str) -> Refusal | None:
-        if not _LEGAL.fullmatch(name) or name in (".", ".."):
-            shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
+        # In a database that checks no encoding a name may be no text.
+        if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
+            shown = name if len(name) <= _NAME_SHOWN else name[:_NAME_SHOWN]
             return Refusal(Cause.TOPIC_NAME, f"{shown!r} is no name that Kafka allows for a topic")
         if is_kafkas_own(name):
             return Refusal(Cause.TOPIC_NAME, f"Kafka keeps its own state in topic {name}. Choose another name")
@@ -253,6 +256,11 @@ class TopicBook:
             self._supposed.pop(name, None)
         self._find_smallest()
         return limits
+
+
+def _is_odd(names: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether header arrays that are not empty have several dimensions, or a first name that is no text."""
+    return names[0].__class__ is not str or values[0].__class__ is list
 
 
 def _is_missing(topic: Topic) -> bool:

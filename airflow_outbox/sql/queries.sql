@@ -168,9 +168,9 @@ SELECT id FROM {outbox} ORDER BY id LIMIT 1
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
 -- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, and how far Postgres' log was written and durable by then. Each record tells its size, the
+-- record: it tells what the statement saw, how far Postgres' log was written and durable by then, and the last id that was drawn. Each record tells its size, the
 -- bytes of key and value; of one above max_size the value is left out, so that a page never holds more than max_records times max_size.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}),
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
@@ -190,7 +190,7 @@ UNION ALL (
 -- read_on --
 -- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
 -- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}),
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
     SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
@@ -246,6 +246,12 @@ id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 CASE WHEN current_setting('synchronous_commit') = 'local' OR current_setting('synchronous_standby_names') = ''
      THEN pg_current_wal_flush_lsn() - '0/0' ELSE 0 END
 
+-- last_drawn --
+-- Part of `read_window` and `read_on`: how far the sequence of the ids is, after the snapshot was taken. Ids that come from no sequence
+-- are all taken for drawn.
+(SELECT CASE WHEN sequence IS NULL THEN 9223372036854775807 ELSE coalesce(pg_sequence_last_value(sequence), 0) END
+ FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence)
+
 -- flushed --
 -- How far Postgres' log is durable.
 SELECT ({durable})::bigint
@@ -257,10 +263,11 @@ SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
 -- adopt --
 -- Accepts the present history, if the fence is this view's: a new incarnation, which the ledger has not seen either, and the witness as
--- given. The other statements of an adoption follow in the same transaction.
+-- given. Ids in the upper half of all that there are were chosen by a writer: the sequence goes on above the highest of the others. The
+-- other statements of an adoption follow in the same transaction.
 UPDATE {leader} AS fence
 SET incarnation = greatest(incarnation, %(last_incarnation)s) + 1, halted = NULL, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
-    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
+    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox} WHERE id < 4611686018427387904)),
     system_identifier = (pg_control_system()).system_identifier,
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
     table_oid = to_regclass(%(outbox)s)::oid, database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
@@ -292,7 +299,7 @@ SET outbox_id = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, b
     member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
     handover_asked_at = NULL, delivery = NULL, transactional_ids = ARRAY[]::text[], system_identifier = NULL, timeline = NULL, table_oid = NULL,
     database_oid = NULL, ledger_topic_id = NULL, witnessed_batch = 0, ledger_offset = 0,
-    highest_id = (SELECT coalesce(max(id), 0) FROM {outbox}), beats = 0, halted = NULL, watermark = NULL, covered_batch = 0,
+    highest_id = (SELECT coalesce(max(id), 0) FROM {outbox} WHERE id < 4611686018427387904), beats = 0, halted = NULL, watermark = NULL, covered_batch = 0,
     topics = jsonb_build_object(), uncovered = jsonb_build_object()
 WHERE shard = %(shard)s
 RETURNING outbox_id, incarnation, highest_id
@@ -450,8 +457,10 @@ FROM {leader}
 ORDER BY shard
 
 -- backlog --
--- How many records wait, and since when the oldest has been waiting, in seconds.
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
+-- How many records wait, and since when the oldest has been waiting, in seconds. What a writer gave as the time may be any: infinity
+-- tells nothing, and nothing has been waiting since the future.
+SELECT count, extract(epoch FROM clock_timestamp() - CASE WHEN oldest > clock_timestamp() THEN clock_timestamp() ELSE oldest END)::float8
+FROM (SELECT count(*), min(create_time) FILTER (WHERE isfinite(create_time)) AS oldest FROM {outbox}) AS waiting
 
 -- dead_rows --
 -- About how many purged rows still take up room in the outbox, for no vacuum has removed them.

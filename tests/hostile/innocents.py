@@ -95,8 +95,10 @@ class Innocents:
         [peak] = [int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM")]
         assert peak < self.memory, f"it needed {peak} MB"
         if named is not None:
-            self.wait_until(lambda: named in self.command("parked", "list"), f"{named} is not parked")
-            strict_json(self.command("parked", "list", "--output", "json"))
+            listing = "parked", "list", "--output", "json"
+            self.wait_until(lambda: named in self.command(*listing), f"{named} is not parked")
+            strict_json(self.command(*listing))
+            self.command("parked", "list")
             strict_json(self.command("parked", "show", "--all", "--output", "json"))
             assert named in self.command("parked", "show", "--all", "--output", "json")
             self.command("parked", "show", "--all")

@@ -10,6 +10,9 @@ from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread
 from airflow_outbox.harvest.protocol.recovery import differences
 
+_CHOSEN = 2**62
+"""Ids from here on were chosen by a writer: the sequence keeps as many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
@@ -69,7 +72,8 @@ def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
     """
     head = ledger.head
     published = [last for entry in ledger.entries for _, last in entry.runs]
-    highest_id = max([fence.witness.highest_id, *published, *([head.highest_id] if head else [])])
+    told = [fence.witness.highest_id, *published, *([head.highest_id] if head else [])]
+    highest_id = max((highest for highest in told if highest < _CHOSEN), default=0)
     if head is None or any(offset >= ledger.head_offset for offset in foreign):
         return Witness(ledger.topic_id, 0, ledger.end, highest_id)
     return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)
