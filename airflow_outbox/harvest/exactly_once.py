@@ -105,6 +105,7 @@ class ExactlyOnceTerm(Term):
         self._unpurged_records = 0
         self._flushed = 0
         self._last_drawn = fence.last_drawn
+        self._page_bytes = -(-limits.max_in_flight_bytes // 3)
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
         self._take_up(ParkedLanes({}, ()))
@@ -122,6 +123,11 @@ class ExactlyOnceTerm(Term):
     @property
     def in_flight(self) -> int:
         return self._held_records + self._unpurged_records
+
+    @property
+    def _due_bytes(self) -> int:
+        """Bytes of parked records that are published together; more only where a source transaction needs it."""
+        return self._page_bytes * max(1, self._due_records // self._limits.batch_records)
 
     @property
     def _is_far_ahead(self) -> bool:
@@ -206,15 +212,14 @@ class ExactlyOnceTerm(Term):
     async def _read(self) -> None:
         interval = self._limits.poll_interval
         page_records = min(self._limits.batch_records, -(-self._limits.max_in_flight_records // 3))
-        page_bytes = -(-self._limits.max_in_flight_bytes // 3)
         while not self._stopping.is_set():
             self._room_made.clear()
             records = self._limits.max_in_flight_records - self._held_records
             size = self._limits.max_in_flight_bytes - self._held_bytes
             paused = self.request.paused and not (self._atomic and self._closure.is_streaming)
-            if paused or records < page_records or (size < page_bytes and self._held_bytes):
+            if paused or records < page_records or (size < self._page_bytes and self._held_bytes):
                 await self._room_made.wait()
-            elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
+            elif await self._read_page(max_records=page_records, max_bytes=self._page_bytes):
                 interval = self._came()
                 if self._windows.next.within is None:  # all that was there has been read
                     await self._idle(interval)
@@ -310,11 +315,13 @@ class ExactlyOnceTerm(Term):
         await self._fill(batch)
 
     async def _gather(self, batch: Batch, piece: Piece | None) -> tuple[Sequence[OutboxRow], Mapping[int, Length]]:
-        """The rows to send of a piece and of those that are there, too; and the transactions of which more is to come.
+        """The rows to send of a piece and of those that are there, too, as far as they fit into a page; and the
+        transactions of which more is to come.
 
         What comes while they are sent belongs to the next batch: a stream would never end one otherwise.
         """
         rows: list[OutboxRow] = []
+        size = 0
         streaming: Mapping[int, Length] = {}
         while piece is not None:
             refusals = await self._refusals(piece.rows)
@@ -324,7 +331,9 @@ class ExactlyOnceTerm(Term):
             batch.divert(piece, diversion)
             rows += diversion.published
             streaming = piece.streaming
-            piece = await self._piece_for(batch) if self._pieces else None
+            size += piece.bytes
+            has_room = self._pieces and size + self._pieces[0].bytes <= self._page_bytes
+            piece = await self._piece_for(batch) if has_room else None
         return rows, streaming
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
@@ -333,7 +342,7 @@ class ExactlyOnceTerm(Term):
         retry = self._dividing.due(due, refusals, lengths=lengths)
         if retry.refused or retry.others:
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
-        are_all = not self._atomic or len(due) < self._due_records
+        are_all = not self._atomic or (len(due) < self._due_records and total_size(due) < self._due_bytes)
         if retry.refused:
             if are_all:  # else those that come behind are tried next, and this is not to be found out once more
                 self._caution.forget(retry.refused, parked=True)
@@ -501,7 +510,9 @@ class ExactlyOnceTerm(Term):
                 if await self._table.release(self.view, max_records=self._limits.batch_records):
                     self._release_after(0)
             self._attended.clear()
-            self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
+            self._due = await self._table.parked_due(
+                max_records=self._due_records, max_bytes=self._due_bytes, of_all_lanes=self._atomic
+            )
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again

@@ -167,7 +167,9 @@ class TopicBook:
         plain, fits = self._plain, self._fits_client
         for row in rows:
             names, values = row[4], row[5]
-            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or len(names) != len(values):
+            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or names is None or values is None:
+                return False
+            if len(names) != len(values):
                 return False
             if None in names or None in values or (names and _is_odd(names, values)):
                 return False
@@ -189,6 +191,8 @@ class TopicBook:
         topic = self._topics[name]
         if topic.refusal is not None:
             return topic.refusal
+        if header_names is None or header_values is None:  # so much was seen when the record was read
+            return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
         if len(header_names) != len(header_values):
             return Refusal(Cause.HEADERS, f"{len(header_names)} header names for {len(header_values)} header values")
         if None in header_names or None in header_values:

@@ -248,7 +248,8 @@ class TransactionalProducer:
                     key,
                     partition,
                     on_delivery=report,
-                    headers=list(zip(names, values)) if names else None,  # type: ignore[arg-type]  # noqa: B905
+                    # Without names and values the record was not read whole, and this raises TypeError.
+                    headers=None if names == [] else list(zip(names, values)),  # type: ignore[arg-type]  # noqa: B905
                 )
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 raise self._not_produced(number, topic, error) from error

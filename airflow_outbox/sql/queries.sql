@@ -114,8 +114,8 @@ WITH due AS MATERIALIZED (
     FROM (
         SELECT id, sum(size) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
         FROM (
-            SELECT id, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
-            FROM {outbox}
+            SELECT id, size
+            FROM {outbox} AS record {measured}
             WHERE leader_id IS DISTINCT FROM %(view)s AND (leader_id IS NOT NULL OR NOT %(only_marked)s)
             ORDER BY id
             LIMIT %(max_records)s
@@ -133,8 +133,9 @@ WITH due AS MATERIALIZED (
     WHERE record.id = due.id AND EXISTS (SELECT FROM fence)
     RETURNING record.*
 )
-SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}
-FROM marked
+SELECT id, kafka_topic, kafka_key, CASE WHEN fits THEN kafka_value END, CASE WHEN fits THEN kafka_header_keys END,
+       CASE WHEN fits THEN kafka_header_values END, {partition}
+FROM marked {measured}
 ORDER BY id
 
 -- prefer_indexes --
@@ -168,16 +169,17 @@ SELECT id FROM {outbox} ORDER BY id LIMIT 1
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
 -- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, how far Postgres' log was written and durable by then, and the last id that was drawn. Each record tells its size, the
--- bytes of key and value; of one above max_size the value is left out, so that a page never holds more than max_records times max_size.
+-- record: it tells what the statement saw, how far Postgres' log was written and durable by then, and the last id that was drawn. Each record tells its size; of one above max_size
+-- value and headers are left out, so that a page never holds more than max_records times max_size, and of one that Kafka would not take.
 SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
-    SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
-           {partition}, size, {transaction_id}
+    SELECT id, kafka_topic, kafka_key, CASE WHEN fits AND size <= %(max_size)s THEN kafka_value END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_keys END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_values END, {partition}, size, {transaction_id}
     FROM (
-        SELECT *, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
-        FROM {outbox}
+        SELECT record.*, fits, size
+        FROM {outbox} AS record {measured}
         WHERE (transaction_id >= pg_snapshot_xmax(%(after)s::pg_snapshot)
                OR transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot))))
           AND transaction_id < pg_snapshot_xmax(pg_current_snapshot())
@@ -193,11 +195,12 @@ UNION ALL (
 SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
-    SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
-           {partition}, size, {transaction_id}
+    SELECT id, kafka_topic, kafka_key, CASE WHEN fits AND size <= %(max_size)s THEN kafka_value END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_keys END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_values END, {partition}, size, {transaction_id}
     FROM (
-        SELECT *, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
-        FROM {outbox}
+        SELECT record.*, fits, size
+        FROM {outbox} AS record {measured}
         WHERE id > %(above)s
           AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
           AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
@@ -245,6 +248,21 @@ id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 -- everybody.
 CASE WHEN current_setting('synchronous_commit') = 'local' OR current_setting('synchronous_standby_names') = ''
      THEN pg_current_wal_flush_lsn() - '0/0' ELSE 0 END
+
+-- measured --
+-- Part of what reads records: whether one `fits`, since Kafka's client may take one with so many bytes of key, value and headers, and about
+-- what is read of it takes in memory, its `size`: a header takes more there than its bytes. What array_send() adds to the elements is
+-- subtracted. The headers are measured once a record (OFFSET 0), and where they are compressed they are unpacked for it.
+CROSS JOIN LATERAL (
+    SELECT bytes <= %(most_bytes)s AS fits,
+           CASE WHEN bytes <= %(most_bytes)s THEN bytes + 128 * cardinality(kafka_header_keys) ELSE coalesce(octet_length(kafka_key), 0) END AS size
+    FROM (
+        SELECT coalesce(octet_length(kafka_key), 0)::bigint + coalesce(octet_length(kafka_value), 0)
+               + greatest(0, octet_length(array_send(kafka_header_keys)) - 20 - 4 * cardinality(kafka_header_keys))
+               + greatest(0, octet_length(array_send(kafka_header_values)) - 20 - 4 * cardinality(kafka_header_values)) AS bytes
+        OFFSET 0
+    ) AS counted
+) AS measured
 
 -- last_drawn --
 -- Part of `read_window` and `read_on`: how far the sequence of the ids is, after the snapshot was taken. Ids that come from no sequence

@@ -119,7 +119,7 @@ def test_every_row_that_postgres_lets_in(decoded: Decoded, written: list[tuple[A
     assert sum(lanes.values()) == count
     requests = ParkedRequests(decoded.connection, NAME)
     requests.ask("retry", Choice(everything=True))
-    assert len(parked.due(max_records=100, of_all_lanes=False)) == count
+    assert len(parked.due(max_records=100, max_bytes=10**9, of_all_lanes=False)) == count
     for found in (requests.listed(Choice(everything=True)), requests.whole(Choice(everything=True))):
         values = [{name: shown(value) for name, value in row.items()} for row in found]
         strict_json(as_json(values))
