@@ -10,7 +10,11 @@ from typing import Any, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzLoader
 
 from airflow_outbox.errors import (
     LoginRefusedError,
@@ -50,6 +54,51 @@ class Column:
         return self.type.startswith("bytea")
 
 
+class _Moment(TimestamptzLoader):
+    """A time; infinity, and a year that Python does not know, as Postgres writes it."""
+
+    def load(self, data: Buffer) -> Any:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return bytes(data).decode()
+
+
+class _UncheckedText(Loader):
+    """A text of a database that checks no encoding; what is no UTF-8, as the bytes that are there."""
+
+    def load(self, data: Buffer) -> str | bytes:
+        try:
+            return bytes(data).decode()
+        except UnicodeDecodeError:
+            return bytes(data)
+
+
+class _UncheckedBinaryText(_UncheckedText):
+    format = Format.BINARY
+
+
+def _checks_no_encoding(connection: psycopg.Connection[Any]) -> bool:
+    return connection.info.parameter_status("server_encoding") == "SQL_ASCII"
+
+
+def load_all_values(connection: psycopg.Connection[Any]) -> None:
+    """Let this connection read whatever a row can hold."""
+    connection.adapters.register_loader("timestamptz", _Moment)
+    if _checks_no_encoding(connection):
+        for kind in ("text", "varchar", "bpchar", "name"):
+            connection.adapters.register_loader(kind, _UncheckedText)
+            connection.adapters.register_loader(kind, _UncheckedBinaryText)
+
+
+def storable(connection: psycopg.Connection[Any], text: str) -> str:
+    """A text of our own as the database can store it: escaped, but for ASCII, where it can't hold all of Unicode."""
+    text = text.replace("\0", "\\0")
+    if connection.info.parameter_status("server_encoding") == "UTF8":
+        return text.encode(errors="backslashreplace").decode()
+    return text.encode("ascii", "backslashreplace").decode()
+
+
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
     beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded")
@@ -81,10 +130,12 @@ def connect(
         if is_pooled:
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
         connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        load_all_values(connection)
         if not is_pooled:
             durable = "on" if waits_for_standbys else "local"
+            encoding = "SQL_ASCII" if _checks_no_encoding(connection) else "UTF8"  # Postgres gives out no bad UTF-8
             connection.execute(
-                f"SET synchronous_commit = {durable}; SET client_encoding = 'UTF8'; SET lock_timeout = '10s';"
+                f"SET synchronous_commit = {durable}; SET client_encoding = '{encoding}'; SET lock_timeout = '10s';"
                 " SET statement_timeout = 0"  # the caller knows how long a statement may take
             )
     except psycopg.Error as error:

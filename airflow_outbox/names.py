@@ -16,6 +16,11 @@ _LONGEST_SUFFIX = "_published"
 _MAX_IDENTIFIER_BYTES = 63
 
 
+def is_kafkas_own(topic: str) -> bool:
+    """Whether Kafka keeps its own state in a topic, as in `__consumer_offsets`, and clients can't write to it."""
+    return topic.startswith("__")
+
+
 def _fold(part: str) -> str:
     """An identifier as Postgres would store it: quoted as written, otherwise in lower case."""
     return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()

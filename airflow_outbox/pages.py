@@ -27,28 +27,30 @@ OutboxRow = tuple[
     str,
     str | bytes | None,
     str | bytes | None,
-    list[str | None],
-    list[str | bytes | None],
+    list[str | None] | None,
+    list[str | bytes | None] | None,
     int | None,
     int,
     int | None,
 ]
 """A record as it is read for publishing exactly once: id, topic, key, value, header names, header values, partition,
-bytes of key and value, transaction id (None unless asked for).
+about how many bytes it takes in memory, transaction id (None unless asked for). Header names and values are None in
+place of empty only where neither they nor the value were read: the record is larger than Kafka's client takes.
 
 A plain tuple, for there are hundreds of thousands a second of them.
 """
 
 SIZE: Final = 7
 TRANSACTION_ID: Final = 8
-_ANY_SIZE = 2**62
+HIGHEST_ID: Final = 2**63 - 1
+ANY_BYTES: Final = 2**62
 _FIRST_RECORDS = 2_500
 
 _size = itemgetter(SIZE)
 
 
 def total_size(rows: Iterable[OutboxRow]) -> int:
-    """Bytes of key and value of all rows."""
+    """About how many bytes all rows take in memory."""
     return sum(map(_size, rows))
 
 
@@ -68,7 +70,7 @@ class PageSize:
     def shares(self, *, max_records: int, max_bytes: int) -> tuple[int, int]:
         """How many rows to ask for, and how large each may be. A row by itself may have any size."""
         records = max(1, min(max_records, max_bytes, self._records))
-        return records, max_bytes // records if records > 1 else _ANY_SIZE
+        return records, max_bytes // records if records > 1 else ANY_BYTES
 
     def fitting(self, rows: Sequence[OutboxRow], *, share: int, max_bytes: int) -> Sequence[OutboxRow]:
         """The rows before the first that is larger than its share."""
@@ -88,7 +90,8 @@ class Page:
 
     `snapshot` is what the statement saw; `complete` tells that nothing is left above the last id; `written` is a
     position of Postgres' log by which all that was seen is written, `flushed` one up to which it is on disk.
-    `table_oid` and `file_number` tell which table was read, and which of its files: TRUNCATE gives it another.
+    `table_oid` and `file_number` tell which table was read, and which of its files: TRUNCATE gives it another. `last_drawn`
+    is how far the sequence of the ids was: a higher id was chosen by whoever wrote it.
     """
 
     rows: Sequence[OutboxRow]
@@ -98,6 +101,7 @@ class Page:
     flushed: int
     table_oid: int
     file_number: int
+    last_drawn: int = HIGHEST_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, render, translated
+from airflow_outbox.connection import Column, render, storable, translated
 from airflow_outbox.errors import FencedError
 from airflow_outbox.keeping import archived, kept_columns
 from airflow_outbox.names import OutboxName
@@ -41,7 +41,7 @@ class ParkedTable:
     """The leader's statements, over one connection. Methods raise PostgresError, and those with a view FencedError.
 
     `topic_causes` are the causes that park a topic as such, `passing_causes` those that can pass; `archives` tells
-    whether what was published is archived.
+    whether what was published is archived. `most_bytes` is as for OutboxTable.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class ParkedTable:
         topic_causes: Sequence[str],
         passing_causes: Sequence[str],
         archives: bool,
+        most_bytes: int,
     ) -> None:
         self._connection = connection
         self._name = name
@@ -65,6 +66,7 @@ class ParkedTable:
         }
         self._causes = list(topic_causes)
         self._passing = list(passing_causes)
+        self._most_bytes = most_bytes
 
     def lanes(self) -> tuple[dict[Lane, int], set[str]]:
         """How many records wait in each parked lane, and the topics that are parked as such."""
@@ -81,12 +83,14 @@ class ParkedTable:
         ids = sorted(records)
         for first in range(0, len(ids), _PARKED_AT_ONCE):
             slice_ = {identity: records[identity] for identity in ids[first : first + _PARKED_AT_ONCE]}
-            self._fenced_unless("park", {"mine": mine}, view=view, snapshot=seen, **_columns(slice_))
+            self._fenced_unless("park", {"mine": mine}, view=view, snapshot=seen, **self._columns_of(slice_))
 
-    def due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
+    def due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> list[OutboxRow]:
         """Records to publish now, in order, each with its number in place of an id."""
-        query = self._render("due", **self._parts)
-        values = {"causes": self._causes, "max_records": max_records, "of_all_lanes": of_all_lanes}
+        measured = render(statements("queries.sql")["measured"], self._name)
+        query = self._render("due", **self._parts, measured=measured)
+        values: dict[str, Any] = {"causes": self._causes, "of_all_lanes": of_all_lanes, "most_bytes": self._most_bytes}
+        values |= {"max_records": max_records, "max_bytes": max_bytes}
         with translated(self._name), self._connection.cursor(binary=True) as cursor:
             cursor.execute(query, values)
             return cast("list[OutboxRow]", cursor.fetchall())
@@ -115,7 +119,7 @@ class ParkedTable:
         """
         passing = [*self._causes, *self._passing]
         values = {"others": list(others), "passing": passing, "longest_delay": _LONGEST_DELAY}
-        self._fenced_unless("note_refusals", view=view, **values, **_columns(refusals))
+        self._fenced_unless("note_refusals", view=view, **values, **self._columns_of(refusals))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
         """Discard what operators have asked to discard; the lanes, once for each record."""
@@ -144,12 +148,11 @@ class ParkedTable:
             raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
         return cast("tuple[Any, ...]", row)
 
-
-def _columns(records: Mapping[int, Why]) -> dict[str, list[Any]]:
-    why = records.values()
-    return {
-        "ids": list(records),
-        "why": [each.cause for each in why],
-        "reasons": [each.reason for each in why],
-        "delays": [each.delay for each in why],
-    }
+    def _columns_of(self, records: Mapping[int, Why]) -> dict[str, list[Any]]:
+        why = records.values()
+        return {
+            "ids": list(records),
+            "why": [each.cause for each in why],
+            "reasons": [each.reason and storable(self._connection, each.reason) for each in why],
+            "delays": [each.delay for each in why],
+        }

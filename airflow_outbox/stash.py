@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 
 from airflow_outbox.connection import Column, column_types, render
 from airflow_outbox.errors import InvalidRecordError, OutboxMissingError, UnsupportedConnectionError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.names import OutboxName, is_kafkas_own
 from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.sql import statements
 
@@ -157,6 +157,8 @@ def topic_problem(topic: Any) -> str | None:
         return f"{len(topic)} characters, Kafka allows {_MAX_TOPIC_LENGTH}"
     if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
         return f"{topic!r} is not a legal name: letters, digits, '.', '_' and '-' only"
+    if is_kafkas_own(topic):
+        return f"{topic!r} begins with '__': Kafka keeps its own state in such topics. Choose another name"
     return None
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, read_columns, render, replicated, translated
+from airflow_outbox.connection import Column, read_columns, render, replicated, storable, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -28,12 +28,13 @@ from airflow_outbox.fence import Fence, Flushed, History, Pulse, Request, Witnes
 from airflow_outbox.keeping import archived
 from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
+from airflow_outbox.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SHARD = 0
+_HEADER_OVERHEAD = 64  # bytes; twice that a header, as the statements have it
 _MOST_OTHERS = 32  # each row of the range is held against every one of them
 
 
@@ -52,14 +53,17 @@ class MarkedRecord(NamedTuple):
     topic: str
     key: str | bytes | None
     value: str | bytes | None
-    header_names: list[str | None]
-    header_values: list[str | bytes | None]
+    header_names: list[str | None] | None
+    header_values: list[str | bytes | None] | None
     partition: int | None
 
     @property
     def size(self) -> int:
         """What the record counts against the bound on bytes in flight."""
-        return (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        for part in (*(self.header_names or ()), *(self.header_values or ())):
+            size += _HEADER_OVERHEAD + (len(part) if part else 0)
+        return size
 
 
 class OutboxTable:
@@ -68,10 +72,21 @@ class OutboxTable:
     Every method raises PostgresError when Postgres refuses or is gone.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, *, archives: bool = False) -> None:
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        name: OutboxName,
+        *,
+        archives: bool = False,
+        most_bytes: int = ANY_BYTES,
+    ) -> None:
+        """`most_bytes` is how large a record may be that Kafka's client takes: of larger ones neither value nor headers
+        are read.
+        """
         self.connection = connection
         self.name = name
         self.archives = archives
+        self.most_bytes = most_bytes
         self._page_size = PageSize()
 
     @cached_property
@@ -226,6 +241,7 @@ class OutboxTable:
             "within": None if reading.within is None else str(reading.within),
             "above": reading.above,
             "outbox": self.name.text(),
+            "most_bytes": self.most_bytes,
         }
         statement = "read_on" if reading.after is None or reading.within is not None else "read_window"
         query = self._readings[statement, transaction_ids]
@@ -238,7 +254,7 @@ class OutboxTable:
             rows = self._page_size.fitting(found, share=share, max_bytes=max_bytes)
             if rows or not found:
                 break
-        snapshot, written, flushed, table_oid, file_number = seen.split(" ")
+        snapshot, written, flushed, table_oid, file_number, drawn = seen.split(" ")
         return Page(
             rows=rows,
             snapshot=Snapshot.parse(snapshot),
@@ -247,6 +263,7 @@ class OutboxTable:
             flushed=int(flushed),
             table_oid=int(table_oid),
             file_number=int(file_number),
+            last_drawn=int(drawn),
         )
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
@@ -290,6 +307,7 @@ class OutboxTable:
         nothing is due. Raises FencedError.
         """
         bounds = {"max_records": max_records, "max_bytes": max_bytes, "only_marked": only_marked}
+        bounds["most_bytes"] = self.most_bytes
         with translated(self.name), self.connection.cursor(binary=True) as cursor:
             cursor.execute(
                 self._mark,
@@ -338,11 +356,13 @@ class OutboxTable:
     def halt(self, view: UUID, reason: str) -> None:
         """Stop harvesting until an operator adopts."""
         with translated(self.name):
+            reason = storable(self.connection, reason)
             self.connection.execute(self._render("halt"), {"view": view, "shard": SHARD, "reason": reason})
 
     def note_error(self, view: UUID, error: str) -> None:
         """Leave the reason for a failure in the fence row, for `check` and for people."""
         with translated(self.name):
+            error = storable(self.connection, error)
             self.connection.execute(self._render("note_error"), {"view": view, "shard": SHARD, "error": error})
 
     def holds_marks(self) -> bool:
@@ -376,7 +396,7 @@ class OutboxTable:
 
     @cached_property
     def _mark(self) -> sql.Composed:
-        return self._render("mark", partition=self._partition)
+        return self._render("mark", partition=self._partition, measured=self._render("measured"))
 
     @property
     def _partition(self) -> sql.Composable:
@@ -388,7 +408,12 @@ class OutboxTable:
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
             (statement, asked): self._render(
-                statement, partition=self._partition, transaction_id=transaction_id, **first
+                statement,
+                partition=self._partition,
+                transaction_id=transaction_id,
+                measured=self._render("measured"),
+                last_drawn=self._render("last_drawn"),
+                **first,
             )
             for statement in ("read_window", "read_on")
             for asked, transaction_id in wanted.items()

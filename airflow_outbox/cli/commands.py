@@ -18,7 +18,7 @@ from airflow_outbox.audit.command import audit_command
 from airflow_outbox.audit.here import audit
 from airflow_outbox.check import acls, examine
 from airflow_outbox.cli.adopt import adopt_command
-from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.common import clear_errors, config_file, database, escaped
 from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
 from airflow_outbox.cli.parked import parked
 from airflow_outbox.cli.replay import replay_command
@@ -104,7 +104,7 @@ def check(path: Path, acl_format: str | None, topics: tuple[str, ...]) -> None:
             return
         findings = examine(config)
     for finding in findings:
-        click.echo(f"{finding.severity.value}: {finding.text}")
+        click.echo(escaped(f"{finding.severity.value}: {finding.text}"))
     if not findings:
         click.echo("all is well")
     if any(finding.severity is Severity.MISSING for finding in findings):

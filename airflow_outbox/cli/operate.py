@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.common import as_json, clear_errors, config_file, database, escaped
 from airflow_outbox.cli.tickets import show_ticket
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
@@ -38,15 +38,15 @@ def status(path: Path, output: str, ticket: str | None) -> None:
                 return
             found = read_status(connection, config.name)
     if output == "json":
-        click.echo(json.dumps(asdict(found), default=str))
+        click.echo(as_json(asdict(found)))
     else:
         console = Console()
         if not console.is_terminal:
             console.width = _WIDTH_IN_FILES
         console.print(_table(found, config.limits.session_timeout))
-        console.print(_dead_rows(found), markup=False, highlight=False)
+        console.print(escaped(_dead_rows(found)), markup=False, highlight=False)
         if found.doubt is not None:
-            console.print(f"nobody can tell what is published: {found.doubt}", markup=False, highlight=False)
+            console.print(escaped(f"nobody can tell what is published: {found.doubt}"), markup=False, highlight=False)
 
 
 @click.command()
@@ -119,8 +119,8 @@ def _table(status: OutboxStatus, session_timeout: float) -> Table:
     if status.oldest_age is not None:
         waiting += f", the oldest for {_seconds(status.oldest_age)}"
     table = Table(
-        title=f"{status.outbox} ({status.outbox_id}, incarnation {status.incarnation}): {waiting}",
-        caption=_parked(status.parked),
+        title=_text(f"{status.outbox} ({status.outbox_id}, incarnation {status.incarnation}): {waiting}"),
+        caption=_text(_parked(status.parked)),
     )
     for heading in ("shard", "leader", "since", "view", "in flight", "records/s", "published", "last error"):
         table.add_column(heading)
@@ -129,15 +129,20 @@ def _table(status: OutboxStatus, session_timeout: float) -> Table:
         since = f"{shard.took_over_at:%Y-%m-%d %H:%M:%S}" if shard.took_over_at else ""
         table.add_row(
             str(shard.shard),
-            _leader(shard, session_timeout),
+            _text(_leader(shard, session_timeout)),
             since,
             str(shard.view or ""),
             str(shard.in_flight),
             f"{shard.rate:.0f}",
             str(shard.published),
-            error,
+            _text(error),
         )
     return table
+
+
+def _text(text: str | None) -> Text | None:
+    """Text as it is, without effect: what it quotes is no markup, and does nothing to a terminal."""
+    return None if text is None else Text(escaped(text))
 
 
 def _dead_rows(status: OutboxStatus) -> str:

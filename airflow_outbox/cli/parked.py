@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.common import as_json, as_yaml, clear_errors, config_file, database, escaped
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
@@ -154,9 +152,9 @@ def _cut(found: Sequence[Row], limit: int) -> Sequence[Row]:
 def _print(found: Sequence[Mapping[str, Any]], output: str, laid_out: Callable[[Sequence[Any]], Table]) -> None:
     rows = [{name: shown(value) for name, value in row.items()} for row in found]
     if output == "json":
-        click.echo(json.dumps(rows, default=str))
+        click.echo(as_json(rows))
     elif output == "yaml":
-        click.echo(yaml.safe_dump(json.loads(json.dumps(rows, default=str)), sort_keys=False, allow_unicode=True))
+        click.echo(as_yaml(rows))
     else:
         console = Console()
         if not console.is_terminal:
@@ -183,7 +181,7 @@ def _one_below_the_other(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cell(value: Any) -> Text:
-    """Text as it is: what a record holds is no markup."""
+    """Text as it is, without effect: what a record holds is no markup, and does nothing to a terminal."""
     if value is None:
         return Text("")
-    return Text(f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else str(value))
+    return Text(f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else escaped(str(value)))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import psycopg
 
+from airflow_outbox.cli.common import escaped
 from airflow_outbox.names import OutboxName
 from airflow_outbox.tickets import TicketState, ticket_status
 
@@ -23,6 +24,6 @@ def show_ticket(connection: psycopg.Connection[Any], name: OutboxName, ticket: s
         values |= {"parked": status.parked, "discarded": status.discarded, "reasons": list(status.reasons)}
         click.echo(json.dumps({**values, "prepared": status.prepared, "prepared_for": status.prepared_for}))
     else:
-        click.echo(str(status))
+        click.echo(escaped(str(status)))
     if status.state is not TicketState.PUBLISHED:
         sys.exit(_NOT_PUBLISHED)

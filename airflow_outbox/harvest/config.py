@@ -35,7 +35,7 @@ class Limits(Settings):
     max_in_flight_records: int = Field(default=60_000, gt=0)
     """Records that are marked and not yet purged, at most; exactly once: that are read and not yet published."""
     max_in_flight_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
-    """Bytes of key and value of such records; one record may exceed it."""
+    """About how many bytes such records take in memory, headers included; one record may exceed it."""
     mark_records: int = Field(default=5_000, gt=0)
     """Records that one statement marks, at most."""
     batch_records: int = Field(default=20_000, gt=0)

@@ -46,13 +46,13 @@ from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, 
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
-from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
+from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_page, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import Length, OutboxRow, total_size
+from airflow_outbox.pages import Length, OutboxRow, Page, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -105,6 +105,8 @@ class ExactlyOnceTerm(Term):
         self._unpurged_records = 0
         self._flushed = 0
         self._file_number: int | None = None
+        self._last_drawn = fence.last_drawn
+        self._page_bytes = -(-limits.max_in_flight_bytes // 3)
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
         self._take_up(ParkedLanes({}, ()))
@@ -122,6 +124,11 @@ class ExactlyOnceTerm(Term):
     @property
     def in_flight(self) -> int:
         return self._held_records + self._unpurged_records
+
+    @property
+    def _due_bytes(self) -> int:
+        """Bytes of parked records that are published together; more only where a source transaction needs it."""
+        return self._page_bytes * max(1, self._due_records // self._limits.batch_records)
 
     @property
     def _is_far_ahead(self) -> bool:
@@ -206,15 +213,14 @@ class ExactlyOnceTerm(Term):
     async def _read(self) -> None:
         interval = self._limits.poll_interval
         page_records = min(self._limits.batch_records, -(-self._limits.max_in_flight_records // 3))
-        page_bytes = -(-self._limits.max_in_flight_bytes // 3)
         while not self._stopping.is_set():
             self._room_made.clear()
             records = self._limits.max_in_flight_records - self._held_records
             size = self._limits.max_in_flight_bytes - self._held_bytes
             paused = self.request.paused and not (self._atomic and self._closure.is_streaming)
-            if paused or records < page_records or (size < page_bytes and self._held_bytes):
+            if paused or records < page_records or (size < self._page_bytes and self._held_bytes):
                 await self._room_made.wait()
-            elif await self._read_page(max_records=page_records, max_bytes=page_bytes):
+            elif await self._read_page(max_records=page_records, max_bytes=self._page_bytes):
                 interval = self._came()
                 if self._windows.next.within is None:  # all that was there has been read
                     await self._idle(interval)
@@ -228,6 +234,7 @@ class ExactlyOnceTerm(Term):
         self._file_number = require_page(self._fence, page, file_number=self._file_number)
         self._flushed = max(self._flushed, page.flushed)
         read, taken = page.rows, Taken(page.rows, ends=True)
+        self._condemn_chosen_ids(page)
         refused: Mapping[int, Refusal] = {}
         if self._atomic and (read or self._closure.held):
             await self._learn(read, complete=page.complete)
@@ -248,6 +255,17 @@ class ExactlyOnceTerm(Term):
             self._pieces.append(piece)
             self._wake.set()
         return bool(read)
+
+    def _condemn_chosen_ids(self, page: Page) -> None:
+        """Park records whose ids are not of the sequence: once it is there, other records will have them."""
+        self._last_drawn = max(self._last_drawn, page.last_drawn)
+        if page.rows and page.rows[-1][0] > self._last_drawn:
+            reason = (
+                f"the id was chosen by its writer: it is above all that the sequence has given, {self._last_drawn}. "
+                "`parked retry` publishes the record all the same"
+            )
+            chosen = [row[0] for row in page.rows if row[0] > self._last_drawn]
+            self._caution.condemned[False].update(dict.fromkeys(chosen, Refusal(Cause.ID, reason)))
 
     async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
         """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
@@ -299,11 +317,13 @@ class ExactlyOnceTerm(Term):
         await self._fill(batch)
 
     async def _gather(self, batch: Batch, piece: Piece | None) -> tuple[Sequence[OutboxRow], Mapping[int, Length]]:
-        """The rows to send of a piece and of those that are there, too; and the transactions of which more is to come.
+        """The rows to send of a piece and of those that are there, too, as far as they fit into a page; and the
+        transactions of which more is to come.
 
         What comes while they are sent belongs to the next batch: a stream would never end one otherwise.
         """
         rows: list[OutboxRow] = []
+        size = 0
         streaming: Mapping[int, Length] = {}
         while piece is not None:
             refusals = await self._refusals(piece.rows)
@@ -313,7 +333,9 @@ class ExactlyOnceTerm(Term):
             batch.divert(piece, diversion)
             rows += diversion.published
             streaming = piece.streaming
-            piece = await self._piece_for(batch) if self._pieces else None
+            size += piece.bytes
+            has_room = self._pieces and size + self._pieces[0].bytes <= self._page_bytes
+            piece = await self._piece_for(batch) if has_room else None
         return rows, streaming
 
     async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
@@ -322,7 +344,7 @@ class ExactlyOnceTerm(Term):
         retry = self._dividing.due(due, refusals, lengths=lengths)
         if retry.refused or retry.others:
             await self._table.note_refusals(self.view, retry.refused, others=retry.others)
-        are_all = not self._atomic or len(due) < self._due_records
+        are_all = not self._atomic or (len(due) < self._due_records and total_size(due) < self._due_bytes)
         if retry.refused:
             self._caution.refused_again(retry.refused)
             if self._parked.admit(retry.passed):
@@ -392,8 +414,8 @@ class ExactlyOnceTerm(Term):
         while (batch := await self._filled.get()) is not None:
             await self._require_on_disk(batch.written)
             await self._commit(batch)
-            self._caution.forget(batch.parked.refused, parked=False)
-            self._caution.settled(chain(batch.ids, batch.parked.waiting), parked=False)
+            self._caution.forget(chain(batch.parked.refused, batch.parked.waiting), parked=False)
+            self._caution.settled(batch.ids, parked=False)
             self._caution.on_record(batch.condemned, batch.no_longer_slow)
             if batch.may_be_free:
                 self._release_after(batch.number)
@@ -414,7 +436,7 @@ class ExactlyOnceTerm(Term):
 
     async def _commit(self, batch: Batch) -> None:
         entry = batch.entry(view=self.view, fence=self._fence)
-        highest_id = batch.highest_id
+        highest_id = batch.highest_id(self._last_drawn)
         offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
         batch.witness = self._ledger.committed(entry, offset=offset, highest_id=highest_id)
         self._unpurged.append((entry, batch))
@@ -493,7 +515,9 @@ class ExactlyOnceTerm(Term):
                 if await self._table.release(self.view, max_records=self._limits.batch_records):
                     self._release_after(0)
             self._attended.clear()
-            self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
+            self._due = await self._table.parked_due(
+                max_records=self._due_records, max_bytes=self._due_bytes, of_all_lanes=self._atomic
+            )
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again

@@ -23,6 +23,7 @@ def parked_table(table: OutboxTable) -> ParkedTable:
         topic_causes=_TOPIC_CAUSES,
         passing_causes=_PASSING_CAUSES,
         archives=table.archives,
+        most_bytes=table.most_bytes,
     )
 
 

@@ -18,7 +18,7 @@ def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
     if refused or waiting:
         report_event(
             "parked",
-            topics=dict(diversion.topics),
+            topics=_named(diversion.topics),
             refused=len(refused),
             waiting=len(waiting),
             reasons=_reasons(refused),
@@ -27,14 +27,19 @@ def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
 
 def report_retried(report_event: Events, *, topics: Counter[str], refused: Mapping[int, Refusal]) -> None:
     """Parked records were published, and others refused again."""
-    report_event("retried", topics=dict(topics), refused=len(refused), reasons=_reasons(refused))
+    report_event("retried", topics=_named(topics), refused=len(refused), reasons=_reasons(refused))
 
 
 def report_discarded(report_event: Events, lanes: Iterable[Lane]) -> None:
     """Records were discarded, as operators have asked, if there are any: their lanes, once for each."""
     topics = Counter(topic for topic, _ in lanes)
     if topics:
-        report_event("discarded", topics=dict(topics))
+        report_event("discarded", topics=_named(topics))
+
+
+def _named(topics: Mapping[str, int]) -> dict[str, int]:
+    """Counts by topic; a name that is no text, as it is written in Python."""
+    return {topic if isinstance(topic, str) else repr(topic): count for topic, count in topics.items()}
 
 
 def _reasons(refused: Mapping[int, Refusal]) -> list[dict[str, object]]:

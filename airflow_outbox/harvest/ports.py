@@ -77,7 +77,7 @@ class Table(Protocol):
         """
 
     async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
-        """The next page of a window: at most `max_records`, and at most `max_bytes` of key and value or one record.
+        """The next page of a window: at most `max_records`, and at most about `max_bytes` in memory, or one record.
 
         Changes nothing and asks for no fence. `transaction_ids` tells whether the rows are to carry theirs.
         """
@@ -124,9 +124,9 @@ class Table(Protocol):
         carry this view's mark. Raises FencedError.
         """
 
-    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+    async def parked_due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
         """Parked records to publish now, in order: of the lanes in which any is to be tried, from the first one on; or
-        `of_all_lanes`, when any is to be tried.
+        `of_all_lanes`, when any is to be tried. At most `max_records`, and no more than it takes to reach `max_bytes`.
 
         In place of an id each has its number in the parked table, and all have their transaction ids.
         """

@@ -19,7 +19,7 @@ from airflow_outbox.harvest.protocol.ledger import Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.pages import ANY_BYTES, Length, OutboxRow, Page, Reading
 from airflow_outbox.parked import ParkedTable
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord, OutboxTable
@@ -47,15 +47,16 @@ class PostgresTable:
         archives: bool = False,
         waits_for_standbys: bool = True,
         outbox_id: UUID | None = None,
+        most_bytes: int = ANY_BYTES,
     ) -> None:
         """`archives` tells whether records that are purged go into the archive, `waits_for_standbys` whether something
         is durable only when the synchronous standbys have it; `outbox_id` is the only outbox to take over, whatever
-        stands in the table later (None: any).
+        stands in the table later (None: any). `most_bytes` is how large a record may be that Kafka's client takes.
         """
 
         def opened(purpose: str) -> OutboxTable:
             connection = connect(data_source, purpose=purpose, waits_for_standbys=waits_for_standbys)
-            return OutboxTable(connection, name, archives=archives)
+            return OutboxTable(connection, name, archives=archives, most_bytes=most_bytes)
 
         self._open = opened
         self._member = f"{socket.gethostname()}:{os.getpid()}"
@@ -182,8 +183,10 @@ class PostgresTable:
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
         await self._parked(ParkedTable.park, view, reasons(parked), snapshot)
 
-    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
-        return await self._parked(ParkedTable.due, max_records=max_records, of_all_lanes=of_all_lanes)
+    async def parked_due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+        return await self._parked(
+            ParkedTable.due, max_records=max_records, max_bytes=max_bytes, of_all_lanes=of_all_lanes
+        )
 
     async def parked_in_part(self) -> Collection[int]:
         return await self._parked(ParkedTable.in_part)

@@ -27,6 +27,7 @@ from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.stamps import StampNames
+from airflow_outbox.harvest.record_sizes import client_limit
 from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topic_book import TopicBook
@@ -105,6 +106,7 @@ async def harvest(
         archives=config.archives,
         waits_for_standbys=config.wait_for_standbys,
         outbox_id=identity.outbox_id,
+        most_bytes=client_limit(producer_settings(config)),
     )
 
     book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))

@@ -39,21 +39,27 @@ def size_for_client(row: Row) -> int:
 
 def size_for_broker(row: Row) -> int:
     """What a broker holds against the topic's limit when the record comes alone and is not compressed."""
-    body = _UNCOUNTED + _prefixed(_length(row[2])) + _prefixed(_length(row[3])) + _varint(len(row[4])) + _headers(row)
+    body = (
+        _UNCOUNTED
+        + _prefixed(_length(row[2]))
+        + _prefixed(_length(row[3]))
+        + _varint(len(row[4] or ()))
+        + _headers(row)
+    )
     return _BATCH_OVERHEAD + _prefixed(body)
 
 
 def least_size_for_broker(row: Row) -> int:
     """What no codec of Kafka's compresses the record below, as far as can be told without them."""
-    parts = [row[2], row[3], *row[4], *row[5]]
+    parts = [row[2], row[3], *(row[4] or ()), *(row[5] or ())]
     data = b"".join(part.encode() if isinstance(part, str) else part for part in parts if part is not None)
     window = {"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": max(_SMALLEST_WINDOW, len(data))}
     return _BATCH_OVERHEAD + int(_MARGIN * len(lzma.compress(data, lzma.FORMAT_RAW, filters=[window])))
 
 
 def _headers(row: Row) -> int:
-    names: Sequence[str | bytes | None] = row[4]
-    return sum(_prefixed(_length(part)) for parts in (names, row[5]) for part in parts) if names else 0
+    names: Sequence[str | bytes | None] | None = row[4]
+    return sum(_prefixed(_length(part)) for parts in (names, row[5] or ()) for part in parts) if names else 0
 
 
 def _length(part: str | bytes | None) -> int:

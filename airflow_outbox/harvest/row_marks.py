@@ -158,7 +158,10 @@ class RowMarksTerm(Term):
                 self._releasing = False
                 if await self._table.release(self.view, max_records=self._limits.mark_records):
                     self._releasing = True
-            due = await self._table.parked_due(max_records=self._limits.mark_records, of_all_lanes=False)
+            most = -(-self._limits.max_in_flight_bytes // 3)
+            due = await self._table.parked_due(
+                max_records=self._limits.mark_records, max_bytes=most, of_all_lanes=False
+            )
             records = [_ParkedRecord._make(row[:7]) for row in due]
             refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}
             retry = self._dividing.due(records, refusals, lengths={})

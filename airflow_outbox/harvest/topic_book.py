@@ -36,6 +36,7 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_broker,
     size_for_client,
 )
+from airflow_outbox.names import is_kafkas_own
 from airflow_outbox.pages import SIZE, OutboxRow
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -82,6 +83,7 @@ class TopicBook:
         self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
+        self._not_added: dict[str, Refusal] = {}  # topics that Kafka did not let into a transaction
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
@@ -113,6 +115,14 @@ class TopicBook:
             self._plain.discard(topic)
             self._doubted.add(topic)
 
+    def found_refused(self, topic: str, reason: str) -> None:
+        """Kafka did not let a transaction write to this topic. That holds unless the next look tells another reason."""
+        self.doubt(topic)
+        with self._lock:
+            self._not_added[topic] = Refusal(
+                Cause.NOT_AUTHORIZED, f"Kafka lets no transaction write to topic {topic}: {reason}. Check its ACLs"
+            )
+
     def found_too_large(
         self, topic: str, key: str | bytes | None, value: str | bytes | None, *, batch_size: int
     ) -> None:
@@ -140,13 +150,14 @@ class TopicBook:
         with self._lock:
             if time.monotonic() > self._known_until:
                 self._known_until = time.monotonic() + _KNOWN_FOR
-                for known in (self._topics, self._plain, self._too_large, self._supposed):
+                for known in (self._topics, self._plain, self._too_large, self._supposed, self._not_added):
                     known.clear()
                 self._find_smallest()
             if again:
                 for name in {row[1] for row in rows}:
                     self._topics.pop(name, None)
                     self._plain.discard(name)
+                    self._not_added.pop(name, None)
             return self._examine(rows, provoke)
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
@@ -156,9 +167,11 @@ class TopicBook:
         plain, fits = self._plain, self._fits_client
         for row in rows:
             names, values = row[4], row[5]
-            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or len(names) != len(values):
+            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or names is None or values is None:
                 return False
-            if None in names or None in values:
+            if len(names) != len(values):
+                return False
+            if None in names or None in values or (names and _is_odd(names, values)):
                 return False
         return True
 
@@ -178,11 +191,15 @@ class TopicBook:
         topic = self._topics[name]
         if topic.refusal is not None:
             return topic.refusal
+        if header_names is None or header_values is None:  # so much was seen when the record was read
+            return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
         if len(header_names) != len(header_values):
             return Refusal(Cause.HEADERS, f"{len(header_names)} header names for {len(header_values)} header values")
         if None in header_names or None in header_values:
             return Refusal(Cause.HEADERS, "a header's name or value is null")
-        if partition is not None and partition >= topic.partitions:
+        if header_names and _is_odd(header_names, header_values):
+            return Refusal(Cause.HEADERS, "the headers have more than one dimension, or a name that is no UTF-8")
+        if partition is not None and not 0 <= partition < topic.partitions:
             return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
         if size_for_client(row) > self._client_limit:
             return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
@@ -211,9 +228,12 @@ class TopicBook:
                 self._ask(missing)
 
     def _refusal_of_name(self, name: str) -> Refusal | None:
-        if not _LEGAL.fullmatch(name) or name in (".", ".."):
-            shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
+        # In a database that checks no encoding a name may be no text.
+        if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
+            shown = name if len(name) <= _NAME_SHOWN else name[:_NAME_SHOWN]
             return Refusal(Cause.TOPIC_NAME, f"{shown!r} is no name that Kafka allows for a topic")
+        if is_kafkas_own(name):
+            return Refusal(Cause.TOPIC_NAME, f"Kafka keeps its own state in topic {name}. Choose another name")
         if name in self._own:
             return Refusal(Cause.TOPIC_NAME, f"{name} is a topic of the outbox's own, for no other records")
         return None
@@ -222,7 +242,10 @@ class TopicBook:
         """Look topics up; the ones that are not there."""
         limits = self._max_bytes([name for name in names if name in self._doubted])
         for name, answer in self.cluster.topics(names).items():
-            topic = self._topics[name] = _topic(name, answer, limits.get(name))
+            topic = _topic(name, answer, limits.get(name))
+            if topic.refusal is None and name in self._not_added:
+                topic = Topic(self._not_added[name])
+            self._topics[name] = topic
             if topic.refusal is None and name not in self._doubted:
                 self._plain.add(name)
         return [name for name in names if _is_missing(self._topics[name])]
@@ -237,6 +260,11 @@ class TopicBook:
             self._supposed.pop(name, None)
         self._find_smallest()
         return limits
+
+
+def _is_odd(names: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether header arrays that are not empty have several dimensions, or a first name that is no text."""
+    return names[0].__class__ is not str or values[0].__class__ is list
 
 
 def _is_missing(topic: Topic) -> bool:

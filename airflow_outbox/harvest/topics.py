@@ -14,6 +14,7 @@ from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import explained, not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.names import is_kafkas_own
 
 _HEARTBEATS_KEPT_MS = 600_000
 _LEDGER_SEGMENT_BYTES = 16 * 1024 * 1024
@@ -40,14 +41,6 @@ class KafkaNames:
             ledger_topic=config.ledger_topic or f"{own}.ledger",
             transactional_id=config.transactional_id or own,
         )
-
-
-def is_kafkas_own(topic: str) -> bool:
-    """Whether Kafka keeps its own state in a topic, as in `__consumer_offsets`, and clients can't write to it.
-
-    An example of goharvest's elects on that topic: such an election has to do without heartbeats.
-    """
-    return topic.startswith("__")
 
 
 def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,6 +43,7 @@ Report = Callable[[BrokerError | None, Message], None]
 _BACKOFF = {"retry.backoff.ms": 500, "retry.backoff.max.ms": 1000}
 _topic = itemgetter(1)
 _NO_TOPIC = "?"
+_TOPICS_NAMED = 3
 _FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
 _SERVING_INTERVAL = 1.0  # what the client has to say while nothing is sent can wait as long
 CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
@@ -100,6 +102,28 @@ def _refusal(error: BrokerError, transactional_id: str) -> str:
     if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         return not_allowed("WRITE", "transactional-id", transactional_id)
     return error.str() or error.name()
+
+
+class _Additions(logging.Handler):
+    """Which topics Kafka did not let into the transaction, and why, by what the client logs of it: its error names
+    none. All that it logs is passed on.
+    """
+
+    _LINE = re.compile(r'Failed to add partition "([^"]+)" \[\d+\] to transaction: (.*)')
+    _REASONS = frozenset(BrokerError(code).str() for code in REFUSED)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self.logger = logging.Logger(logger.name, logging.WARNING)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = self._LINE.search(record.getMessage())
+        if found is not None and found[2] in self._REASONS:  # others fare badly because of those, or all do
+            self.refused[found[1]] = found[2]
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
 
 
 class TransactionalProducer:
@@ -163,8 +187,9 @@ class TransactionalProducer:
 
     def _make(self) -> None:
         self._transaction = Transaction(gap=self._gap)
+        self._additions = _Additions()
         try:
-            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=logger)
+            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=self._additions.logger)
         except REFUSALS as error:
             raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
 
@@ -223,7 +248,8 @@ class TransactionalProducer:
                     key,
                     partition,
                     on_delivery=report,
-                    headers=list(zip(names, values)) if names else None,  # type: ignore[arg-type]  # noqa: B905
+                    # Without names and values the record was not read whole, and this raises TypeError.
+                    headers=None if names == [] else list(zip(names, values)),  # type: ignore[arg-type]  # noqa: B905
                 )
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 raise self._not_produced(number, topic, error) from error
@@ -282,7 +308,17 @@ class TransactionalProducer:
         """The producer is of no use any more: for a record that was refused, or else for this reason."""
         error = self._transaction.given_up(Call.PUBLISH, reason)
         self._book.is_in_doubt = True
-        return self._refused or error
+        return self._refused_topics() or self._refused or error
+
+    def _refused_topics(self) -> RecordsRefusedError | None:
+        """What to raise when Kafka did not let topics of records into the transaction; the book knows them then."""
+        topics = {topic: why for topic, why in self._additions.refused.items() if topic != self._ledger[0]}
+        for topic, why in topics.items():
+            self._book.found_refused(topic, why)
+        if not topics:
+            return None
+        named = ", ".join(sorted(topics)[:_TOPICS_NAMED])
+        return RecordsRefusedError(f"Kafka lets no transaction write to topic {named}", explained=True)
 
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
         started = time.monotonic()
@@ -319,13 +355,13 @@ class TransactionalProducer:
         """Wait until Kafka has all that was sent."""
         deadline = time.monotonic() + self._patience
         try:
-            while self._producer.flush(_FLUSH_TIME) and self._refused is None:
+            while self._producer.flush(_FLUSH_TIME) and self._refused is None and not self._additions.refused:
                 if time.monotonic() > deadline:
                     raise self._given_up(self._complaint or "Kafka has not taken records in time")
         except CLIENT_ERRORS as error:
             raise self._given_up(self._why(raised(error))) from error
-        if self._refused is not None:
-            raise self._given_up(str(self._refused))
+        if self._refused is not None or self._additions.refused:
+            raise self._given_up(str(self._refused or not_allowed("WRITE", "topic", self._ledger[0])))
 
     def _repeat(self, call: Call, function: Callable[[float], None], *, started: float | None = None) -> None:
         """Make a call that may be made again, until its deadline. What belongs to it may have `started` before."""

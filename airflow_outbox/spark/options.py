@@ -13,12 +13,12 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.names import OutboxName, is_kafkas_own
 
 INLINE_BYTES = 65_536
 STREAM_INLINE_BYTES = 1_048_576
 STAGING_TTL_SECONDS = 86_400
-TOPIC_RULE = "is not a legal name: 1 to 249 letters, digits, '.', '_' and '-'"
+TOPIC_RULE = "is not a legal name: 1 to 249 letters, digits, '.', '_' and '-', and no '__' at the beginning"
 
 OPTION_NAMES = (
     "url",
@@ -105,8 +105,8 @@ def read_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def is_legal_topic(name: str) -> bool:
-    """Whether Kafka allows a topic of this name."""
-    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+    """Whether Kafka allows records in a topic of this name."""
+    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."} and not is_kafkas_own(name)
 
 
 def _data_source(url: str, *, user: str | None, password: str | None) -> str:

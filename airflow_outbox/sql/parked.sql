@@ -40,7 +40,8 @@ leader_id = %(view)s
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
 -- those of the topic, of each lane up to the first record that has a cause of its own: it waits for its own retry, and must not take up
 -- the room of others; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
--- number in the parked table in place of the id. By joins: Postgres compares each row with each one asked for, where it takes a subquery in
+-- number in the parked table in place of the id, and no more than it takes to reach max_bytes. By joins: Postgres compares each row with
+-- each one asked for, where it takes a subquery in
 -- an OR for large. Records without a key have a branch of their own, for USING joins no nulls.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
@@ -75,10 +76,14 @@ WITH asked AS MATERIALIZED (
         WHERE discarded_at IS NULL AND %(of_all_lanes)s AND EXISTS (SELECT FROM asked) ORDER BY number LIMIT %(max_records)s
     )
 )
-SELECT number, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}, 0, {transaction_id}
-FROM chosen JOIN {parked} AS parked USING (number)
+SELECT number, kafka_topic, kafka_key, CASE WHEN fits THEN kafka_value END, CASE WHEN fits THEN kafka_header_keys END,
+       CASE WHEN fits THEN kafka_header_values END, {partition}, size, {transaction_id}
+FROM (
+    SELECT *, sum(size) OVER (ORDER BY number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
+    FROM (SELECT number FROM chosen ORDER BY number LIMIT %(max_records)s) AS first JOIN {parked} AS parked USING (number) {measured}
+) AS due
+WHERE coalesce(bytes_before, 0) < %(max_bytes)s
 ORDER BY number
-LIMIT %(max_records)s
 
 -- in_part --
 -- The transactions of which a part is here, discarded or not, and the rest in the outbox: they are being parked. Transaction ids of another

@@ -114,8 +114,8 @@ WITH due AS MATERIALIZED (
     FROM (
         SELECT id, sum(size) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
         FROM (
-            SELECT id, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
-            FROM {outbox}
+            SELECT id, size
+            FROM {outbox} AS record {measured}
             WHERE leader_id IS DISTINCT FROM %(view)s AND (leader_id IS NOT NULL OR NOT %(only_marked)s)
             ORDER BY id
             LIMIT %(max_records)s
@@ -133,8 +133,9 @@ WITH due AS MATERIALIZED (
     WHERE record.id = due.id AND EXISTS (SELECT FROM fence)
     RETURNING record.*
 )
-SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {partition}
-FROM marked
+SELECT id, kafka_topic, kafka_key, CASE WHEN fits THEN kafka_value END, CASE WHEN fits THEN kafka_header_keys END,
+       CASE WHEN fits THEN kafka_header_values END, {partition}
+FROM marked {measured}
 ORDER BY id
 
 -- prefer_indexes --
@@ -168,17 +169,18 @@ SELECT id FROM {outbox} ORDER BY id LIMIT 1
 -- read_window --
 -- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
 -- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, how far Postgres' log was written and durable by then, and which table it read. Each record
--- tells its size, the bytes of key and value; of one above max_size the value is left out, so that a page never holds more than
--- max_records times max_size.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}),
+-- record: it tells what the statement saw, how far Postgres' log was written and durable by then, which table it read, and the last id
+-- that was drawn. Each record tells its size; of one above max_size value and headers are left out, so that a page never holds more than
+-- max_records times max_size, and of one that Kafka would not take.
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
-    SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
-           {partition}, size, {transaction_id}
+    SELECT id, kafka_topic, kafka_key, CASE WHEN fits AND size <= %(max_size)s THEN kafka_value END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_keys END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_values END, {partition}, size, {transaction_id}
     FROM (
-        SELECT *, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
-        FROM {outbox}
+        SELECT record.*, fits, size
+        FROM {outbox} AS record {measured}
         WHERE (transaction_id >= pg_snapshot_xmax(%(after)s::pg_snapshot)
                OR transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot))))
           AND transaction_id < pg_snapshot_xmax(pg_current_snapshot())
@@ -191,14 +193,15 @@ UNION ALL (
 -- read_on --
 -- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
 -- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
-SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}),
+SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
-    SELECT id, kafka_topic, kafka_key, CASE WHEN size <= %(max_size)s THEN kafka_value END, kafka_header_keys, kafka_header_values,
-           {partition}, size, {transaction_id}
+    SELECT id, kafka_topic, kafka_key, CASE WHEN fits AND size <= %(max_size)s THEN kafka_value END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_keys END,
+           CASE WHEN fits AND size <= %(max_size)s THEN kafka_header_values END, {partition}, size, {transaction_id}
     FROM (
-        SELECT *, coalesce(octet_length(kafka_key), 0) + coalesce(octet_length(kafka_value), 0) AS size
-        FROM {outbox}
+        SELECT record.*, fits, size
+        FROM {outbox} AS record {measured}
         WHERE id > %(above)s
           AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
           AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
@@ -251,6 +254,27 @@ CASE WHEN current_setting('synchronous_commit') = 'local' OR current_setting('sy
 -- Part of `read_window` and `read_on`: the table's oid and its file's number, which TRUNCATE changes, and whatever writes the table anew.
 concat_ws(' ', to_regclass(%(outbox)s)::oid, pg_relation_filenode(to_regclass(%(outbox)s)))
 
+-- measured --
+-- Part of what reads records: whether one `fits`, since Kafka's client may take one with so many bytes of key, value and headers, and about
+-- what is read of it takes in memory, its `size`: a header takes more there than its bytes. What array_send() adds to the elements is
+-- subtracted. The headers are measured once a record (OFFSET 0), and where they are compressed they are unpacked for it.
+CROSS JOIN LATERAL (
+    SELECT bytes <= %(most_bytes)s AS fits,
+           CASE WHEN bytes <= %(most_bytes)s THEN bytes + 128 * cardinality(kafka_header_keys) ELSE coalesce(octet_length(kafka_key), 0) END AS size
+    FROM (
+        SELECT coalesce(octet_length(kafka_key), 0)::bigint + coalesce(octet_length(kafka_value), 0)
+               + greatest(0, octet_length(array_send(kafka_header_keys)) - 20 - 4 * cardinality(kafka_header_keys))
+               + greatest(0, octet_length(array_send(kafka_header_values)) - 20 - 4 * cardinality(kafka_header_values)) AS bytes
+        OFFSET 0
+    ) AS counted
+) AS measured
+
+-- last_drawn --
+-- Part of `read_window` and `read_on`: how far the sequence of the ids is, after the snapshot was taken. Ids that come from no sequence
+-- are all taken for drawn.
+(SELECT CASE WHEN sequence IS NULL THEN 9223372036854775807 ELSE coalesce(pg_sequence_last_value(sequence), 0) END
+ FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence)
+
 -- flushed --
 -- How far Postgres' log is durable.
 SELECT ({durable})::bigint
@@ -262,10 +286,11 @@ SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
 -- adopt --
 -- Accepts the present history, if the fence is this view's: a new incarnation, which the ledger has not seen either, and the witness as
--- given. The other statements of an adoption follow in the same transaction.
+-- given. Ids in the upper half of all that there are were chosen by a writer: the sequence goes on above the highest of the others. The
+-- other statements of an adoption follow in the same transaction.
 UPDATE {leader} AS fence
 SET incarnation = greatest(incarnation, %(last_incarnation)s) + 1, halted = NULL, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
-    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox})),
+    highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox} WHERE id < 4611686018427387904)),
     system_identifier = (pg_control_system()).system_identifier,
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
     table_oid = to_regclass(%(outbox)s)::oid, database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
@@ -297,7 +322,7 @@ SET outbox_id = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, b
     member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
     handover_asked_at = NULL, delivery = NULL, transactional_ids = ARRAY[]::text[], system_identifier = NULL, timeline = NULL, table_oid = NULL,
     database_oid = NULL, ledger_topic_id = NULL, witnessed_batch = 0, ledger_offset = 0,
-    highest_id = (SELECT coalesce(max(id), 0) FROM {outbox}), beats = 0, halted = NULL, watermark = NULL, covered_batch = 0,
+    highest_id = (SELECT coalesce(max(id), 0) FROM {outbox} WHERE id < 4611686018427387904), beats = 0, halted = NULL, watermark = NULL, covered_batch = 0,
     topics = jsonb_build_object(), uncovered = jsonb_build_object()
 WHERE shard = %(shard)s
 RETURNING outbox_id, incarnation, highest_id
@@ -455,8 +480,10 @@ FROM {leader}
 ORDER BY shard
 
 -- backlog --
--- How many records wait, and since when the oldest has been waiting, in seconds.
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(create_time))::float8 FROM {outbox}
+-- How many records wait, and since when the oldest has been waiting, in seconds. What a writer gave as the time may be any: infinity
+-- tells nothing, and nothing has been waiting since the future.
+SELECT count, extract(epoch FROM clock_timestamp() - CASE WHEN oldest > clock_timestamp() THEN clock_timestamp() ELSE oldest END)::float8
+FROM (SELECT count(*), min(create_time) FILTER (WHERE isfinite(create_time)) AS oldest FROM {outbox}) AS waiting
 
 -- dead_rows --
 -- About how many purged rows still take up room in the outbox, for no vacuum has removed them.

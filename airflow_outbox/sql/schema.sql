@@ -1,5 +1,5 @@
--- The tables of an outbox, whole, at schema version 5; `loaded_rows.sql` adds the outbox's trigger.
--- {outbox}, {leader}, {commits}, …: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
+-- The tables of an outbox, whole, at schema version 6; `loaded_rows.sql` adds the outbox's trigger.
+-- {outbox}, {leader}, {commits}, ...: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
 CREATE TABLE {outbox} (
@@ -12,7 +12,9 @@ CREATE TABLE {outbox} (
     kafka_header_values {header_type}[] NOT NULL DEFAULT ARRAY[]::{header_type}[],
     leader_id           UUID,
     kafka_partition     INTEGER CHECK (kafka_partition >= 0),
-    transaction_id      XID8 NOT NULL DEFAULT pg_current_xact_id()
+    transaction_id      XID8 NOT NULL DEFAULT pg_current_xact_id(),
+    CONSTRAINT headers_have_one_dimension CHECK (array_ndims(kafka_header_keys) = 1 AND array_ndims(kafka_header_values) = 1),
+    CONSTRAINT id_can_be_read CHECK (id > -9223372036854775808)
 );
 
 CREATE INDEX ON {outbox} (transaction_id);
@@ -125,4 +127,4 @@ CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS
 CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 5);
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 6);

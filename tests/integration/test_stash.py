@@ -112,6 +112,7 @@ BAD: list[tuple[OutboxRecord, str, str]] = [
     (OutboxRecord("t" * 250, "k", "v"), "topic", "250 characters, Kafka allows 249"),
     (OutboxRecord("a b", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("..", "k", "v"), "topic", "not a legal name"),
+    (OutboxRecord("__consumer_offsets", "k", "v"), "topic", "Kafka keeps its own state"),
     (OutboxRecord("täg", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("t\n", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("", "k", "v"), "topic", "must be the name of a topic"),

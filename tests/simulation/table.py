@@ -133,7 +133,7 @@ class SimulatedTable:
 
         await self._run_locked(self._purging, "park", self._fenced(view), lambda: self._server.park(parked, unless))
 
-    async def parked_due(self, *, max_records: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
+    async def parked_due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
         def effect() -> Sequence[OutboxRow]:
             return self._server.parked_due(max_records=max_records, of_all_lanes=of_all_lanes)
 

@@ -12,6 +12,9 @@ from airflow_outbox.harvest.protocol.recovery import differences, of_present_rec
 
 _ADOPTIONS_A_TIMELINE = 1000
 
+_CHOSEN = 2**62
+"""Ids from here on were chosen by a writer: the sequence keeps as many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
@@ -76,7 +79,8 @@ def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
     """
     head = ledger.head
     published = [last for entry in ledger.entries for _, last in entry.runs]
-    highest_id = max([fence.witness.highest_id, *published, *([head.highest_id] if head else [])])
+    told = [fence.witness.highest_id, *published, *([head.highest_id] if head else [])]
+    highest_id = max((highest for highest in told if highest < _CHOSEN), default=0)
     if head is None or any(offset >= ledger.head_offset for offset in foreign):
         return Witness(ledger.topic_id, 0, ledger.end, highest_id)
     return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)

@@ -91,9 +91,15 @@ class Batch:
     def records(self) -> int:
         return self.read + len(self.unparked)
 
-    @property
-    def highest_id(self) -> int:
-        return max((max(ids) for ids in (self.ids, self.parked.refused, self.parked.waiting) if ids), default=0)
+    def highest_id(self, last_drawn: int) -> int:
+        """The highest id, without those that were not drawn from the sequence, which is at `last_drawn`."""
+        groups = self.ids, self.parked.refused, self.parked.waiting
+        highest = max((max(ids) for ids in groups if ids), default=0)
+        return (
+            highest
+            if highest <= last_drawn
+            else max((each for ids in groups for each in ids if each <= last_drawn), default=0)
+        )
 
     def entry(self, *, view: UUID, fence: Fence) -> Entry:
         """What the ledger is to say of it."""

@@ -47,6 +47,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 class Cause(StrEnum):
     """Why a record can't be published."""
 
+    ID = "id"
     HEADERS = "headers"
     TOPIC_NAME = "topic_name"
     UNKNOWN_TOPIC = "unknown_topic"

@@ -46,6 +46,8 @@ class Stamps:
         place = self._placed.pop(transaction_id, 0) + 1
         if place < total:
             self._placed[transaction_id] = place
+        if names is None or values is None:
+            return row
         stamps = zip(self._names, (self._outbox_id, str(transaction_id), str(place), str(total)), strict=True)
         given = [(name, stamp) for name, stamp in stamps if name is not None]
         names = [*names, *(name for name, _ in given)]

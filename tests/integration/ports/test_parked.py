@@ -52,7 +52,7 @@ class Scene:
         return [row[0] for row in page.rows]
 
     async def due_rows(self, *, most: int = 100, all_lanes: bool = False) -> Sequence[OutboxRow]:
-        return await self.table.one.parked_due(max_records=most, of_all_lanes=all_lanes)
+        return await self.table.one.parked_due(max_records=most, max_bytes=10**9, of_all_lanes=all_lanes)
 
     async def due(self, *, most: int = 100, all_lanes: bool = False) -> list[str | bytes | None]:
         """The values of what is due."""

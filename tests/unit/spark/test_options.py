@@ -66,6 +66,7 @@ def test_columns_to_order_by(text: str, columns: tuple[str, ...]) -> None:
         ({**URL, "orderBy": 'a, "b'}, "option orderBy is 'a, \"b'. Give names of columns"),
         ({**URL, "orderBy": "a,,b"}, "option orderBy is 'a,,b'. Give names of columns"),
         ({**URL, "topic": "no topic"}, "option topic: 'no topic' is not a legal name"),
+        ({**URL, "topic": "__own"}, "option topic: '__own' is not a legal name"),
     ],
 )
 def test_what_is_not_right_is_named(given: dict[str, str], message: str) -> None:

@@ -1,0 +1,58 @@
+"""Rows that are small on disk and large in memory: the harvester stays small, whatever is in the table."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from hostile.innocents import Innocents
+from psycopg import sql
+
+LARGE_VALUES = "ALTER TABLE outbox ALTER kafka_value TYPE text; ALTER TABLE outbox_parked ALTER kafka_value TYPE text"
+HEADERS = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)
+SELECT {topic}, 'headers', array_fill('nn'::text, ARRAY[50000]), array_fill('vv'::text, ARRAY[50000])
+FROM generate_series(1, 80)"""
+TOO_LARGE = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) VALUES
+    ({topic}, 'a value', repeat('v', 300000000), '{{}}', '{{}}'),
+    ({topic}, 'a header', NULL, ARRAY['n'], ARRAY[repeat('v', 200000000)]),
+    ({topic}, 'headers', NULL, array_fill('nn'::text, ARRAY[9000000]), array_fill('vv'::text, ARRAY[9000000]))"""
+PARKED = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
+SELECT 'to-be-made-' || {topic}, 'parked', repeat('v', 900000) FROM generate_series(1, 400)"""
+
+
+def execute(innocents: Innocents, statement: str) -> None:
+    with psycopg.connect(innocents.outbox.database, autocommit=True) as connection:
+        parts = {"topic": sql.Literal(innocents.outbox.topic)}
+        connection.execute(sql.SQL(statement).format(**parts))  # type: ignore[arg-type]
+
+
+def is_answered(innocents: Innocents) -> bool:
+    return innocents.outbox.query("SELECT count(*) FROM outbox_parked WHERE requested IS NOT NULL") == [(0,)]
+
+
+def test_headers_count(innocents: Innocents) -> None:
+    with innocents.harvested():
+        innocents.around(HEADERS, within=30)
+        innocents.stand(named=None)
+        assert innocents.outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)]
+
+
+@pytest.mark.parametrize("mode", ["single", "at least once"])
+def test_what_is_too_large_is_not_read(innocents: Innocents) -> None:
+    execute(innocents, LARGE_VALUES)
+    with innocents.harvested():
+        innocents.around(TOO_LARGE, within=30)
+        found = innocents.outbox.query("SELECT kafka_key, cause FROM outbox_parked ORDER BY kafka_key")
+        assert found == [("a header", "too_large"), ("a value", "too_large"), ("headers", "too_large")]
+        innocents.outbox.query("DELETE FROM outbox_parked RETURNING id")  # commands show whole records
+        innocents.stand(named=None)
+
+
+def test_parked_records_are_retried_a_few_at_a_time(innocents: Innocents) -> None:
+    execute(innocents, LARGE_VALUES)
+    with innocents.harvested():
+        innocents.around(PARKED, within=30)
+        for _ in range(3):
+            innocents.outbox.query("UPDATE outbox_parked SET requested = 'retry' RETURNING id")
+            innocents.wait_until(lambda: is_answered(innocents), "not answered", within=30)
+            innocents.around("SELECT 1", within=30)
+        innocents.stand(named=None)
