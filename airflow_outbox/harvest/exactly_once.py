@@ -108,6 +108,7 @@ class ExactlyOnceTerm(Term):
         self._caution = caution
         self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
+        self._due_refusals: Mapping[int, Refusal] = {}
         self._due_records = limits.batch_records
         self._last_diversion = 0  # the batch in which something was diverted last
         self._releasing: int | None = 0  # what may be free of its hold is released when this batch is settled
@@ -260,7 +261,7 @@ class ExactlyOnceTerm(Term):
                 await self._settled_some.wait()
             elif self._due:
                 rows, self._due = self._due, ()
-                await self._publish_parked(rows)
+                await self._publish_parked(rows, self._due_refusals)
             elif self._pieces:
                 await self._publish_batch()
             else:
@@ -314,8 +315,7 @@ class ExactlyOnceTerm(Term):
             piece = await self._piece_for(batch) if self._pieces else None
         return rows, streaming
 
-    async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
-        refusals = await self._refusals(due, parked=True)
+    async def _publish_parked(self, due: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -> None:
         lengths = await self._table.parked_lengths(transactions(due)) if self._atomic else {}
         retry = self._dividing.due(due, refusals, lengths=lengths)
         if retry.refused or retry.others:
@@ -488,7 +488,9 @@ class ExactlyOnceTerm(Term):
                 if await self._table.release(self.view, max_records=self._limits.batch_records):
                     self._release_after(0)
             self._attended.clear()
-            self._due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
+            due = await self._table.parked_due(max_records=self._due_records, of_all_lanes=self._atomic)
+            self._due_refusals = await self._refusals(due, parked=True) if due else {}
+            self._due = due
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again

@@ -26,7 +26,6 @@ from airflow_outbox.table import MarkedRecord
 logger = logging.getLogger(__name__)
 
 PARTITION_BY_KEY = -1
-_LOOKING_TIME = 5.0
 
 REFUSED = frozenset(
     {
@@ -109,11 +108,7 @@ class KafkaLog:
         return await asyncio.to_thread(cls, settings, asyncio.get_running_loop(), book, individually)
 
     async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
-        return await asyncio.to_thread(self._book.examine, records, provoke=self._provoke, again=again)
-
-    def _provoke(self, topic: str) -> None:
-        with contextlib.suppress(*CLIENT_ERRORS):
-            self._producer.list_topics(topic, _LOOKING_TIME)
+        return await asyncio.to_thread(self._book.examine, records, again=again)
 
     def send(self, record: MarkedRecord) -> None:
         try:

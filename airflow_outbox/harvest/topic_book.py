@@ -8,7 +8,11 @@ Kafka's client measures a record as it is, so that is known beforehand. A broker
 fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Where the limit may not be asked,
 batches that are refused become smaller and smaller, for as long as what is known holds.
 
-One book lasts as long as the process, and may be used by several threads.
+Topics that are not there are refused at once, however many they are. Brokers that create topics on demand are asked to
+do so in the background; only for a few names, and for a tenth of the time at most, a look-up waits for that.
+
+One book lasts as long as the process, and may be used by several threads. While one of them asks Kafka, the others go
+on with what is known.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,18 +40,19 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_broker,
     size_for_client,
 )
+from airflow_outbox.harvest.topic_requests import TopicRequests
 from airflow_outbox.pages import SIZE, OutboxRow
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500
+_MOST_KNOWN = 100_000
 _CREATION_TIME = 0.3
+_CREATED_AT_ONCE = 10
+_CREATION_INTERVAL = 5.0  # so that waiting for topics that brokers may create takes no more than a tenth of the time
 _KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
 _DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
 _SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
-
-
-Provoke = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class TopicBook:
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
         """Whether a transaction was begun and not committed: perhaps for a record that Kafka refuses."""
+        self._requests = TopicRequests({**kafka, **(producer or {})})
+        self._may_wait_from = 0.0
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
@@ -131,23 +138,23 @@ class TopicBook:
     def _find_smallest(self) -> None:
         self.smallest_max_bytes = min([*self._limits.values(), *self._supposed.values()], default=None)
 
-    def examine(self, rows: Sequence[Row], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
-        """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
+    def examine(self, rows: Sequence[Row], *, again: bool) -> dict[int, Refusal]:
+        """The rows that Kafka would refuse, by id; `again` looks all of their topics up once more.
 
-        `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks all of their
-        topics up anew.
+        Raises KafkaError when a topic can't be looked up.
         """
+        names = {row[1] for row in rows}
         with self._lock:
-            if time.monotonic() > self._known_until:
+            if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
                 self._known_until = time.monotonic() + _KNOWN_FOR
                 for known in (self._topics, self._plain, self._too_large, self._supposed):
                     known.clear()
                 self._find_smallest()
-            if again:
-                for name in {row[1] for row in rows}:
-                    self._topics.pop(name, None)
-                    self._plain.discard(name)
-            return self._examine(rows, provoke)
+            topics = {} if again else {name: self._topics[name] for name in names if name in self._topics}
+        if unknown := names - topics.keys():
+            topics |= self._look_up(unknown)
+        with self._lock:
+            return {row[0]: refusal for row in rows if (refusal := self._refusal(row, topics[row[1]])) is not None}
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
         """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""
@@ -168,14 +175,8 @@ class TopicBook:
             found = {name: self._topics[name].partitions for name in names if name in self._topics}
         return found if len(found) == len(names) and all(found.values()) else None
 
-    def _examine(self, rows: Sequence[Row], provoke: Provoke) -> dict[int, Refusal]:
-        if unknown := {row[1] for row in rows} - self._topics.keys():
-            self._look_up(unknown, provoke)
-        return {row[0]: refusal for row in rows if (refusal := self._refusal(row)) is not None}
-
-    def _refusal(self, row: Row) -> Refusal | None:
+    def _refusal(self, row: Row, topic: Topic) -> Refusal | None:
         _, name, _, _, header_names, header_values, partition = row[:7]
-        topic = self._topics[name]
         if topic.refusal is not None:
             return topic.refusal
         if len(header_names) != len(header_values):
@@ -197,18 +198,37 @@ class TopicBook:
             return False
         return least_size_for_broker(row) <= limit
 
-    def _look_up(self, names: set[str], provoke: Provoke) -> None:
+    def _look_up(self, names: set[str]) -> dict[str, Topic]:
+        """Topics as they are now."""
         impossible = {name: refusal for name in names if (refusal := self._refusal_of_name(name)) is not None}
-        for name, refusal in impossible.items():
-            self._topics[name] = Topic(refusal)
+        found = {name: Topic(refusal) for name, refusal in impossible.items()}
         unknown = sorted(names - impossible.keys())
+        if len(unknown) > _LOOKED_UP_AT_ONCE:  # a list of all topics takes much less time than so many names
+            listed = self.cluster.topic_names()
+            found |= {name: Topic(_not_there(name)) for name in unknown if name not in listed}
+            unknown = [name for name in unknown if name in listed]
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
-            missing = self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
-            if missing:
-                for name in missing:
-                    provoke(name)
-                time.sleep(_CREATION_TIME)
-                self._ask(missing)
+            found |= self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
+        if missing := [name for name, topic in found.items() if _is_missing(topic)]:
+            found |= self._create(missing)
+        with self._lock:
+            for name, topic in found.items():
+                self._topics[name] = topic
+                if topic.refusal is None and name not in self._doubted:
+                    self._plain.add(name)
+                else:
+                    self._plain.discard(name)
+        return found
+
+    def _create(self, missing: Sequence[str]) -> dict[str, Topic]:
+        """Let brokers create topics, if they do that; those that are there soon."""
+        if len(missing) > _CREATED_AT_ONCE or time.monotonic() < self._may_wait_from:
+            self._requests.later(missing)
+            return {}
+        self._requests.now(missing)
+        time.sleep(_CREATION_TIME)
+        self._may_wait_from = time.monotonic() + _CREATION_INTERVAL
+        return self._ask(missing)
 
     def _refusal_of_name(self, name: str) -> Refusal | None:
         if not _LEGAL.fullmatch(name) or name in (".", ".."):
@@ -218,29 +238,29 @@ class TopicBook:
             return Refusal(Cause.TOPIC_NAME, f"{name} is a topic of the outbox's own, for no other records")
         return None
 
-    def _ask(self, names: Sequence[str]) -> list[str]:
-        """Look topics up; the ones that are not there."""
+    def _ask(self, names: Sequence[str]) -> dict[str, Topic]:
         limits = self._max_bytes([name for name in names if name in self._doubted])
-        for name, answer in self.cluster.topics(names).items():
-            topic = self._topics[name] = _topic(name, answer, limits.get(name))
-            if topic.refusal is None and name not in self._doubted:
-                self._plain.add(name)
-        return [name for name in names if _is_missing(self._topics[name])]
+        return {name: _topic(name, answer, limits.get(name)) for name, answer in self.cluster.topics(names).items()}
 
     def _max_bytes(self, names: Sequence[str]) -> dict[str, int]:
         limits: dict[str, int] = {}
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
                 limits[name] = int(settings["max.message.bytes"].value)
-        self._limits |= limits
-        for name in limits:
-            self._supposed.pop(name, None)
-        self._find_smallest()
+        with self._lock:
+            self._limits |= limits
+            for name in limits:
+                self._supposed.pop(name, None)
+            self._find_smallest()
         return limits
 
 
 def _is_missing(topic: Topic) -> bool:
     return topic.refusal is not None and topic.refusal.cause is Cause.UNKNOWN_TOPIC
+
+
+def _not_there(name: str) -> Refusal:
+    return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it")
 
 
 def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
@@ -250,7 +270,7 @@ def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
             return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
         return Topic(None, len(answer.partitions), max_bytes)
     if answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-        return Topic(Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it"))
+        return Topic(_not_there(name))
     if answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
         return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
     return Topic(Refusal(Cause.TOPIC_NAME, answer.str() or answer.name()))

@@ -48,8 +48,8 @@ class KafkaTransactionalLog:
             for transactional_id in transactional_ids(config, names, shard=shard)
         ]
         self._rotation = Rotation(producers, stable_offsets=self._stable_offsets)
-        self._provoke = producers[0].provoke
         self._asker = Worker("outbox-ask")
+        self._asker_again = Worker("outbox-ask-again")  # what is parked holds nothing else up
 
     @classmethod
     async def open(cls, config: HarvestConfig, names: KafkaNames, *, shard: int, book: TopicBook) -> Self:
@@ -84,7 +84,8 @@ class KafkaTransactionalLog:
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if not again and self._book.passes(rows):
             return {}
-        return await self._asker.call(self._book.examine, rows, provoke=self._provoke, again=again)
+        asker = self._asker_again if again else self._asker
+        return await asker.call(self._book.examine, rows, again=again)
 
     async def begin(self) -> bool:
         return await self._rotation.begin()
@@ -101,6 +102,7 @@ class KafkaTransactionalLog:
     async def close(self) -> None:
         await self._rotation.close()
         self._asker.end()
+        self._asker_again.end()
 
     async def _stable_offsets(self, places: Collection[Place]) -> Mapping[Place, int]:
         return await self._asker.call(self._book.cluster.stable_offsets, places)

@@ -151,11 +151,6 @@ class TransactionalProducer:
         """Write records into the ledger, and commit; the last one's offset there. Raises KafkaError."""
         return await self._worker.call(self._commit, records)
 
-    def provoke(self, topic: str) -> None:
-        """Ask for a topic in the way that makes brokers create it, if they do that."""
-        with contextlib.suppress(*CLIENT_ERRORS):
-            self._producer.list_topics(topic, CALL_TIME)
-
     def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""
         self._worker.run(self._give_up)
