@@ -52,6 +52,16 @@ def total_size(rows: Iterable[OutboxRow]) -> int:
     return sum(map(_size, rows))
 
 
+def count_within(rows: Sequence[OutboxRow], max_bytes: int) -> int:
+    """How many of the first rows have at most so many bytes of key and value together; at least one."""
+    total = 0
+    for place, row in enumerate(rows):
+        total += row[SIZE]
+        if total > max_bytes:
+            return max(1, place)
+    return len(rows)
+
+
 class PageSize:
     """How many rows to ask for, so that a page of them can't be larger than there is room for.
 

@@ -36,7 +36,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from uuid import UUID
 
-from airflow_outbox.errors import HistoryError, RecordsRefusedError
+from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
@@ -46,13 +46,14 @@ from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, 
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
+from airflow_outbox.harvest.protocol.pace import Pace
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import Length, OutboxRow, total_size
+from airflow_outbox.pages import Length, OutboxRow, count_within, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -79,6 +80,7 @@ class ExactlyOnceTerm(Term):
         limits: Limits,
         published: Counter[str],
         caution: Caution,
+        pace: Pace,
         report: Events,
         atomic: bool = False,
         stamp_names: StampNames | None = None,
@@ -106,6 +108,7 @@ class ExactlyOnceTerm(Term):
         self._flushed = 0
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
+        self._pace = pace
         self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
         self._due_refusals: Mapping[int, Refusal] = {}
@@ -352,8 +355,10 @@ class ExactlyOnceTerm(Term):
 
     async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
         for portion in self._caution.portions(rows, parked=parked):
+            began = asyncio.get_running_loop().time()
             try:
                 batch.add(await self._log.publish(portion))
+                self._pace.took(total_size(portion), seconds=asyncio.get_running_loop().time() - began)
                 self._heard.set()
             except RecordsRefusedError as error:
                 await self._filled.join()  # what comes before it is not uncertain
@@ -361,18 +366,25 @@ class ExactlyOnceTerm(Term):
                 certain = bool(error.records) or len(ids) == 1
                 self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
                 raise
+            except KafkaError:
+                self._pace.failed(total_size(portion), seconds=asyncio.get_running_loop().time() - began)
+                raise
 
     async def _piece_for(self, batch: Batch) -> Piece | None:
         """What else belongs into the batch, or fits into it and is there."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
             self._wake.clear()
             await self._wake.wait()
-        most = self._limits.batch_records
         if not self._pieces or (batch.may_end and self._stopping.is_set()):
             return None
-        if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
+        most, piece = self._limits.batch_records, self._pieces[0]
+        if batch.may_end and batch.records + len(piece.rows) > most:
             return None
-        piece = self._pieces.popleft()
+        if batch.size + piece.bytes > self._pace.max_bytes:
+            if batch.may_end:
+                return None
+            most = min(most, count_within(piece.rows, self._pace.max_bytes))
+        self._pieces.popleft()
         if len(piece.rows) > most and piece.ends and (batch.may_end or not batch.read):  # it may end a stream
             most = closed_prefix(piece.rows, most=most) if self._atomic else most
             if most < len(piece.rows):

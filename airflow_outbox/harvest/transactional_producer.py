@@ -107,8 +107,20 @@ class TransactionalProducer:
     the client, in turn.
     """
 
-    def __init__(self, config: HarvestConfig, transactional_id: str, *, ledger: Place, book: TopicBook) -> None:
-        """With tokens it waits for one. Raises KafkaError for settings that Kafka's client refuses."""
+    def __init__(
+        self,
+        config: HarvestConfig,
+        transactional_id: str,
+        *,
+        ledger: Place,
+        book: TopicBook,
+        on_throttled: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        """With tokens it waits for one. `on_throttled` is told for how many seconds a quota holds the producer back.
+
+        Raises KafkaError for settings that Kafka's client refuses.
+        """
+        self._on_throttled = on_throttled
         self._book = book
         self._ledger = ledger
         self._patience = config.limits.transaction_timeout
@@ -159,7 +171,8 @@ class TransactionalProducer:
     def _make(self) -> None:
         self._transaction = Transaction(gap=self._gap)
         try:
-            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=logger)
+            callbacks = {"error_cb": self._complain, "throttle_cb": self._throttled}
+            self._producer = Producer({**self._settings, **callbacks}, logger=logger)
         except REFUSALS as error:
             raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
 
@@ -394,6 +407,10 @@ class TransactionalProducer:
 
     def _complain(self, error: BrokerError) -> None:
         self._complaint = explained(error, self._settings)
+
+    def _throttled(self, event: Any) -> None:
+        if event.throttle_time > 0:  # 0 tells that it is over
+            self._on_throttled(event.throttle_time)
 
     def _give_up(self) -> None:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
