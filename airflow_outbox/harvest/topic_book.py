@@ -5,8 +5,11 @@ has. What is known holds for some minutes, or until Kafka refuses something of t
 again, and with it the size of the largest record that it takes, if that may be asked.
 
 Kafka's client measures a record as it is, so that is known beforehand. A broker measures it compressed: one that may
-fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Where the limit may not be asked,
-batches that are refused become smaller and smaller, for as long as what is known holds.
+fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Each that does not fit costs
+others a leader's term, so there is an upper bound to that: after ten in a minute, others like it are parked untried,
+and tried later. Where the limit may not be asked, batches that are refused become smaller and smaller, for as long as
+what is known holds. A topic of which something was refused is asked for its clean-up policy, too: one that is compacted
+takes no record without a key.
 
 Topics that are not there are refused at once, however many they are. Brokers that create topics on demand are asked to
 do so in the background; only for a few names, and for a tenth of the time at most, a look-up waits for that.
@@ -21,6 +24,7 @@ import contextlib
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,18 +56,21 @@ _CREATION_INTERVAL = 5.0  # so that waiting for topics that brokers may create t
 _KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
 _DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
 _SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
+_MOST_IN_VAIN = 10
+_MINUTE = 60.0
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as it was when it was looked up: why none of its records can be published, or its partitions, and the
-    largest record that it takes (None: not known, or never asked).
+    largest record that it takes (None: not known, or never asked), and whether it is compacted (as far as is known).
     """
 
     refusal: Refusal | None
     partitions: int = 0
     max_bytes: int | None = None
+    is_compacted: bool = False
 
 
 class TopicBook:
@@ -87,6 +94,7 @@ class TopicBook:
         self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
+        self._in_vain: deque[float] = deque(maxlen=_MOST_IN_VAIN)  # when records were found too large that were tried
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
@@ -130,6 +138,7 @@ class TopicBook:
             limit = self._limits.get(topic)
             if batch_size <= (limit or 0):  # so it was alone
                 self._too_large.add(_hash(topic, key, value, limit or 0))
+                self._in_vain.append(time.monotonic())
                 self._supposed.pop(topic, None)  # it was that record, perhaps, and not the batch
             elif limit is None:
                 self._supposed[topic] = max(_SMALLEST_BATCH, batch_size // _DIVIDED_BY)
@@ -187,16 +196,22 @@ class TopicBook:
             return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
         if size_for_client(row) > self._client_limit:
             return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
-        if topic.max_bytes is not None and not self._may_fit(row, topic.max_bytes):
-            return Refusal(Cause.TOO_LARGE, f"above max.message.bytes of topic {name}, {topic.max_bytes}")
+        if topic.is_compacted and row[2] is None:
+            return Refusal(Cause.REFUSED, f"topic {name} is compacted, and takes no record without a key")
+        if topic.max_bytes is not None and size_for_broker(row) > topic.max_bytes:
+            return self._refusal_of_size(row, topic.max_bytes)
         return None
 
-    def _may_fit(self, row: Row, limit: int) -> bool:
-        if size_for_broker(row) <= limit:
-            return True
+    def _refusal_of_size(self, row: Row, limit: int) -> Refusal | None:
+        """Why a record above its topic's limit is not sent; None: it is tried, for it may fit when it is compressed."""
+        above = f"above max.message.bytes of topic {row[1]}, {limit}"
         if not self._compresses or _hash(row[1], row[2], row[3], limit) in self._too_large:
-            return False
-        return least_size_for_broker(row) <= limit
+            return Refusal(Cause.TOO_LARGE, above)
+        if least_size_for_broker(row) > limit:
+            return Refusal(Cause.TOO_LARGE, above)
+        if len(self._in_vain) == _MOST_IN_VAIN and time.monotonic() - self._in_vain[0] < _MINUTE:
+            return Refusal(Cause.UNTRIED, f"{above}, unless it is compressed well; it is tried a little later")
+        return None
 
     def _look_up(self, names: set[str]) -> dict[str, Topic]:
         """Topics as they are now."""
@@ -239,20 +254,25 @@ class TopicBook:
         return None
 
     def _ask(self, names: Sequence[str]) -> dict[str, Topic]:
-        limits = self._max_bytes([name for name in names if name in self._doubted])
-        return {name: _topic(name, answer, limits.get(name)) for name, answer in self.cluster.topics(names).items()}
+        limits = self._settings([name for name in names if name in self._doubted])
+        return {
+            name: _topic(name, answer, *limits.get(name, (None, False)))
+            for name, answer in self.cluster.topics(names).items()
+        }
 
-    def _max_bytes(self, names: Sequence[str]) -> dict[str, int]:
-        limits: dict[str, int] = {}
+    def _settings(self, names: Sequence[str]) -> dict[str, tuple[int, bool]]:
+        """The largest record that each topic takes, and whether it is compacted, of those that tell."""
+        found: dict[str, tuple[int, bool]] = {}
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
-                limits[name] = int(settings["max.message.bytes"].value)
+                is_compacted = "compact" in settings["cleanup.policy"].value.split(",")
+                found[name] = int(settings["max.message.bytes"].value), is_compacted
         with self._lock:
-            self._limits |= limits
-            for name in limits:
+            for name, (limit, _) in found.items():
+                self._limits[name] = limit
                 self._supposed.pop(name, None)
             self._find_smallest()
-        return limits
+        return found
 
 
 def _is_missing(topic: Topic) -> bool:
@@ -263,12 +283,12 @@ def _not_there(name: str) -> Refusal:
     return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it")
 
 
-def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
+def _topic(name: str, answer: Any, max_bytes: int | None, is_compacted: bool) -> Topic:
     if not isinstance(answer, BrokerError):
         allowed = answer.authorized_operations
         if allowed is not None and AclOperation.WRITE not in allowed:
             return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
-        return Topic(None, len(answer.partitions), max_bytes)
+        return Topic(None, len(answer.partitions), max_bytes, is_compacted)
     if answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
         return Topic(_not_there(name))
     if answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
