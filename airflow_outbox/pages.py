@@ -54,6 +54,16 @@ def total_size(rows: Iterable[OutboxRow]) -> int:
     return sum(map(_size, rows))
 
 
+def count_within(rows: Sequence[OutboxRow], max_bytes: int) -> int:
+    """How many of the first rows have at most so many bytes of key and value together; at least one."""
+    total = 0
+    for place, row in enumerate(rows):
+        total += row[SIZE]
+        if total > max_bytes:
+            return max(1, place)
+    return len(rows)
+
+
 class PageSize:
     """How many rows to ask for, so that a page of them can't be larger than there is room for.
 
@@ -90,8 +100,8 @@ class Page:
 
     `snapshot` is what the statement saw; `complete` tells that nothing is left above the last id; `written` is a
     position of Postgres' log by which all that was seen is written, `flushed` one up to which it is on disk.
-    `table_oid` and `file_number` tell which table was read, and which of its files: TRUNCATE gives it another. `last_drawn`
-    is how far the sequence of the ids was: a higher id was chosen by whoever wrote it.
+    `table_oid` and `file_number` tell which table was read, and which of its files: TRUNCATE gives it another.
+    `last_drawn` is how far the sequence of the ids was: a higher id was chosen by whoever wrote it.
     """
 
     rows: Sequence[OutboxRow]

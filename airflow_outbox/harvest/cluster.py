@@ -107,6 +107,13 @@ class Cluster:
         answers = self._client.describe_topics(wanted, include_authorized_operations=True, request_timeout=_TIMEOUT)
         return self._answers(answers)
 
+    def topic_names(self) -> set[str]:
+        """The names of all topics that this user may see. Raises KafkaError."""
+        try:
+            return {str(name) for name in self._client.list_topics(timeout=_TIMEOUT).topics}
+        except KafkaException as error:
+            raise self._unreached(error.args[0].str()) from error
+
     def group(self, name: str) -> Any:
         """A consumer group, with the operations that are allowed, or the broker's error."""
         answers = self._client.describe_consumer_groups(

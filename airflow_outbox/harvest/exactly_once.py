@@ -36,7 +36,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from uuid import UUID
 
-from airflow_outbox.errors import HistoryError, RecordsRefusedError
+from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
@@ -46,13 +46,14 @@ from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, 
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
+from airflow_outbox.harvest.protocol.pace import Pace
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_page, require_pulse
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import Length, OutboxRow, Page, total_size
+from airflow_outbox.pages import Length, OutboxRow, Page, count_within, total_size
 from airflow_outbox.records import Snapshot
 
 DELIVERY = "exactly_once"
@@ -79,6 +80,7 @@ class ExactlyOnceTerm(Term):
         limits: Limits,
         published: Counter[str],
         caution: Caution,
+        pace: Pace,
         report: Events,
         atomic: bool = False,
         stamp_names: StampNames | None = None,
@@ -109,8 +111,10 @@ class ExactlyOnceTerm(Term):
         self._page_bytes = -(-limits.max_in_flight_bytes // 3)
         self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
+        self._pace = pace
         self._take_up(ParkedLanes({}, ()))
         self._due: Sequence[OutboxRow] = ()  # parked records to publish now
+        self._due_refusals: Mapping[int, Refusal] = {}
         self._due_records = limits.batch_records
         self._last_diversion = 0  # the batch in which something was diverted last
         self._releasing: int | None = 0  # what may be free of its hold is released when this batch is settled
@@ -280,7 +284,7 @@ class ExactlyOnceTerm(Term):
                 await self._settled_some.wait()
             elif self._due:
                 rows, self._due = self._due, ()
-                await self._publish_parked(rows)
+                await self._publish_parked(rows, self._due_refusals)
             elif self._pieces:
                 await self._publish_batch()
             else:
@@ -338,8 +342,7 @@ class ExactlyOnceTerm(Term):
             piece = await self._piece_for(batch) if has_room else None
         return rows, streaming
 
-    async def _publish_parked(self, due: Sequence[OutboxRow]) -> None:
-        refusals = await self._refusals(due, parked=True)
+    async def _publish_parked(self, due: Sequence[OutboxRow], refusals: Mapping[int, Refusal]) -> None:
         lengths = await self._table.parked_lengths(transactions(due)) if self._atomic else {}
         retry = self._dividing.due(due, refusals, lengths=lengths)
         if retry.refused or retry.others:
@@ -379,8 +382,10 @@ class ExactlyOnceTerm(Term):
 
     async def _send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
         for portion in self._caution.portions(rows, parked=parked):
+            began = asyncio.get_running_loop().time()
             try:
                 batch.add(await self._log.publish(portion))
+                self._pace.took(total_size(portion), seconds=asyncio.get_running_loop().time() - began)
                 self._heard.set()
             except RecordsRefusedError as error:
                 await self._filled.join()  # what comes before it is not uncertain
@@ -388,18 +393,25 @@ class ExactlyOnceTerm(Term):
                 certain = bool(error.records) or len(ids) == 1
                 self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
                 raise
+            except KafkaError:
+                self._pace.failed(total_size(portion), seconds=asyncio.get_running_loop().time() - began)
+                raise
 
     async def _piece_for(self, batch: Batch) -> Piece | None:
         """What else belongs into the batch, or fits into it and is there."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
             self._wake.clear()
             await self._wake.wait()
-        most = self._limits.batch_records
         if not self._pieces or (batch.may_end and self._stopping.is_set()):
             return None
-        if batch.may_end and batch.records + len(self._pieces[0].rows) > most:
+        most, piece = self._limits.batch_records, self._pieces[0]
+        if batch.may_end and batch.records + len(piece.rows) > most:
             return None
-        piece = self._pieces.popleft()
+        if batch.size + piece.bytes > self._pace.max_bytes:
+            if batch.may_end:
+                return None
+            most = min(most, count_within(piece.rows, self._pace.max_bytes))
+        self._pieces.popleft()
         if len(piece.rows) > most and piece.ends and (batch.may_end or not batch.read):  # it may end a stream
             most = closed_prefix(piece.rows, most=most) if self._atomic else most
             if most < len(piece.rows):
@@ -515,9 +527,11 @@ class ExactlyOnceTerm(Term):
                 if await self._table.release(self.view, max_records=self._limits.batch_records):
                     self._release_after(0)
             self._attended.clear()
-            self._due = await self._table.parked_due(
+            due = await self._table.parked_due(
                 max_records=self._due_records, max_bytes=self._due_bytes, of_all_lanes=self._atomic
             )
+            self._due_refusals = await self._refusals(due, parked=True) if due else {}
+            self._due = due
             if self._due:
                 self._wake.set()
                 await self._attended.wait()  # what is under way would be found due again

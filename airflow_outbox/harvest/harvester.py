@@ -39,6 +39,7 @@ _PROGRESS_INTERVAL = 1.0
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _RETURN_INTERVAL = 0.5
+_THROTTLED_INTERVAL = 10.0
 
 
 class Harvester:
@@ -66,6 +67,8 @@ class Harvester:
         self._views: list[UUID] = []  # of this leadership, since its last take-over that succeeded
         self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
         self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._throttled_until = float("-inf")  # when a quota is told of again
+        self._noting: asyncio.Task[None] | None = None
         self._recent: Counter[str] = Counter()  # by topic, since the last progress event
         self._reported = 0
 
@@ -84,13 +87,28 @@ class Harvester:
                 if future.done():
                     future.result()
         finally:
-            tasks = [task for task in (progress, following, self._returning) if task is not None]
+            tasks = [task for task in (progress, following, self._returning, self._noting) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stand_by(0)
             await self._table.close()
             self._report()
+
+    def throttled(self, seconds: float, *, client_id: str) -> None:
+        """A quota of Kafka's holds the producers back, now for so many seconds."""
+        now = asyncio.get_running_loop().time()
+        if now < self._throttled_until:
+            return
+        self._throttled_until = now + _THROTTLED_INTERVAL
+        self._events("throttled", seconds=seconds, client_id=client_id)
+        if self._term is not None:
+            text = f"a quota of Kafka's holds client id {client_id} back: raise its producer_byte_rate, or send less"
+            self._noting = asyncio.create_task(self._note(self._term.view, text))
+
+    async def _note(self, view: UUID, text: str) -> None:
+        with contextlib.suppress(OutboxError):
+            await self._table.note_error(view, text)
 
     async def stop(self, grace: float) -> None:
         """Finish what is in flight, for at most `grace` seconds, leave the group, and end `run`."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -26,7 +26,6 @@ from airflow_outbox.table import MarkedRecord
 logger = logging.getLogger(__name__)
 
 PARTITION_BY_KEY = -1
-_LOOKING_TIME = 5.0
 
 REFUSED = frozenset(
     {
@@ -77,9 +76,15 @@ class KafkaLog:
     """
 
     def __init__(
-        self, settings: dict[str, Any], loop: asyncio.AbstractEventLoop, book: TopicBook, individually: bool
+        self,
+        settings: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+        book: TopicBook,
+        individually: bool,
+        on_throttled: Callable[[float], object],
     ) -> None:
         """With tokens it waits for one: use `open`."""
+        self._on_throttled = on_throttled
         self._loop = loop
         self._book = book
         self._individually = individually
@@ -95,25 +100,30 @@ class KafkaLog:
         self._wake_is_due = False
         self._closing = threading.Event()
         try:
-            self._producer = Producer({**settings, "error_cb": self._complain}, logger=logger)
+            callbacks = {"error_cb": self._complain, "throttle_cb": self._throttled}
+            self._producer = Producer({**settings, **callbacks}, logger=logger)
         except REFUSALS as error:
             raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
         self._poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
         self._poller.start()
 
     @classmethod
-    async def open(cls, settings: dict[str, Any], *, book: TopicBook, individually: bool = False) -> Self:
+    async def open(
+        cls,
+        settings: dict[str, Any],
+        *,
+        book: TopicBook,
+        individually: bool = False,
+        on_throttled: Callable[[float], object] = lambda _: None,
+    ) -> Self:
         """A new producer of these settings. `book` is what the process knows of topics; `individually`: each record
-        goes out by itself. Raises KafkaError for settings that Kafka's client refuses.
+        goes out by itself; `on_throttled` is told, in some thread, for how many seconds a quota holds the producer
+        back. Raises KafkaError for settings that Kafka's client refuses.
         """
-        return await asyncio.to_thread(cls, settings, asyncio.get_running_loop(), book, individually)
+        return await asyncio.to_thread(cls, settings, asyncio.get_running_loop(), book, individually, on_throttled)
 
     async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
-        return await asyncio.to_thread(self._book.examine, records, provoke=self._provoke, again=again)
-
-    def _provoke(self, topic: str) -> None:
-        with contextlib.suppress(*CLIENT_ERRORS):
-            self._producer.list_topics(topic, _LOOKING_TIME)
+        return await asyncio.to_thread(self._book.examine, records, again=again)
 
     def send(self, record: MarkedRecord) -> None:
         try:
@@ -171,6 +181,10 @@ class KafkaLog:
 
     def _complain(self, error: BrokerError) -> None:
         self._complaint = explained(error, self._settings)
+
+    def _throttled(self, event: Any) -> None:
+        if event.throttle_time > 0:  # 0 tells that it is over
+            self._on_throttled(event.throttle_time)
 
     def _report(self, delivery: Delivery) -> None:
         self._reports.append(delivery)

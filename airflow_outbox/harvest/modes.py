@@ -23,11 +23,15 @@ from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Events, Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
+from airflow_outbox.harvest.protocol.pace import Pace
 from airflow_outbox.harvest.protocol.parking import Caution
 from airflow_outbox.harvest.protocol.recovery import require_history
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
+
+_LONGEST_SENDING = 5.0
+_SHARE_OF_TIMEOUT = 6  # of the time that Kafka gives a transaction
 
 AnyLog = TypeVar("AnyLog", bound=Log | TransactionalLog)
 
@@ -56,6 +60,7 @@ class Modes:
         self._stamp_names = stamp_names
         self._report = report
         self._caution = Caution()
+        self._pace = Pace(longest=min(_LONGEST_SENDING, limits.transaction_timeout / _SHARE_OF_TIMEOUT))
 
     def begin_leadership(self) -> None:
         """What a retry found under an earlier leadership of this member may have been corrected since."""
@@ -81,6 +86,7 @@ class Modes:
                     limits=self._limits,
                     published=published,
                     caution=self._caution,
+                    pace=self._pace,
                     report=self._report,
                     atomic=self._atomic,
                     stamp_names=self._stamp_names,
@@ -97,6 +103,7 @@ class Modes:
                     limits=self._limits,
                     published=published,
                     caution=self._caution,
+                    pace=self._pace,
                     report=self._report,
                 )
                 yield settling

@@ -111,11 +111,19 @@ async def harvest(
 
     book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
 
+    loop = asyncio.get_running_loop()
+    client_id = str(producer_settings(config)["client.id"])
+
+    def throttled(seconds: float) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: harvester.throttled(seconds, client_id=client_id))
+
     async def new_log(*, individually: bool = False) -> Log:
-        return await KafkaLog.open(producer_settings(config), book=book, individually=individually)
+        settings = producer_settings(config)
+        return await KafkaLog.open(settings, book=book, individually=individually, on_throttled=throttled)
 
     async def new_transactional_log() -> TransactionalLog:
-        return await KafkaTransactionalLog.open(config, names, shard=SHARD, book=book)
+        return await KafkaTransactionalLog.open(config, names, shard=SHARD, book=book, on_throttled=throttled)
 
     # Settings that the client refuses are found now, not when this member comes to lead.
     await (await (new_transactional_log if config.delivery == "exactly_once" else new_log)()).close()

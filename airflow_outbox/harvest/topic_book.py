@@ -5,10 +5,17 @@ has. What is known holds for some minutes, or until Kafka refuses something of t
 again, and with it the size of the largest record that it takes, if that may be asked.
 
 Kafka's client measures a record as it is, so that is known beforehand. A broker measures it compressed: one that may
-fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Where the limit may not be asked,
-batches that are refused become smaller and smaller, for as long as what is known holds.
+fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Each that does not fit costs
+others a leader's term, so there is an upper bound to that: after ten in a minute, others like it are parked untried,
+and tried later. Where the limit may not be asked, batches that are refused become smaller and smaller, for as long as
+what is known holds. A topic of which something was refused is asked for its clean-up policy, too: one that is compacted
+takes no record without a key.
 
-One book lasts as long as the process, and may be used by several threads.
+Topics that are not there are refused at once, however many they are. Brokers that create topics on demand are asked to
+do so in the background; only for a few names, and for a tenth of the time at most, a look-up waits for that.
+
+One book lasts as long as the process, and may be used by several threads. While one of them asks Kafka, the others go
+on with what is known.
 """
 
 from __future__ import annotations
@@ -17,7 +24,8 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,30 +44,34 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_broker,
     size_for_client,
 )
+from airflow_outbox.harvest.topic_requests import TopicRequests
 from airflow_outbox.names import is_kafkas_own
 from airflow_outbox.pages import SIZE, OutboxRow
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500
+_MOST_KNOWN = 100_000
 _CREATION_TIME = 0.3
+_CREATED_AT_ONCE = 10
+_CREATION_INTERVAL = 5.0  # so that waiting for topics that brokers may create takes no more than a tenth of the time
 _KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
 _DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
 _SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
+_MOST_IN_VAIN = 10
+_MINUTE = 60.0
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
-
-
-Provoke = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as it was when it was looked up: why none of its records can be published, or its partitions, and the
-    largest record that it takes (None: not known, or never asked).
+    largest record that it takes (None: not known, or never asked), and whether it is compacted (as far as is known).
     """
 
     refusal: Refusal | None
     partitions: int = 0
     max_bytes: int | None = None
+    is_compacted: bool = False
 
 
 class TopicBook:
@@ -84,10 +96,13 @@ class TopicBook:
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
         self._not_added: dict[str, Refusal] = {}  # topics that Kafka did not let into a transaction
+        self._in_vain: deque[float] = deque(maxlen=_MOST_IN_VAIN)  # when records were found too large that were tried
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
         """Whether a transaction was begun and not committed: perhaps for a record that Kafka refuses."""
+        self._requests = TopicRequests({**kafka, **(producer or {})})
+        self._may_wait_from = 0.0
         self._lock = threading.Lock()
         self._making = threading.Lock()
 
@@ -133,6 +148,7 @@ class TopicBook:
             limit = self._limits.get(topic)
             if batch_size <= (limit or 0):  # so it was alone
                 self._too_large.add(_hash(topic, key, value, limit or 0))
+                self._in_vain.append(time.monotonic())
                 self._supposed.pop(topic, None)  # it was that record, perhaps, and not the batch
             elif limit is None:
                 self._supposed[topic] = max(_SMALLEST_BATCH, batch_size // _DIVIDED_BY)
@@ -141,24 +157,26 @@ class TopicBook:
     def _find_smallest(self) -> None:
         self.smallest_max_bytes = min([*self._limits.values(), *self._supposed.values()], default=None)
 
-    def examine(self, rows: Sequence[Row], *, provoke: Provoke, again: bool) -> dict[int, Refusal]:
-        """The rows that Kafka would refuse, by id. Raises KafkaError when a topic can't be looked up.
+    def examine(self, rows: Sequence[Row], *, again: bool) -> dict[int, Refusal]:
+        """The rows that Kafka would refuse, by id; `again` looks all of their topics up once more.
 
-        `provoke` asks for a topic in the way that makes brokers create it, if they do that; `again` looks all of their
-        topics up anew.
+        Raises KafkaError when a topic can't be looked up.
         """
+        names = {row[1] for row in rows}
         with self._lock:
-            if time.monotonic() > self._known_until:
+            if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
                 self._known_until = time.monotonic() + _KNOWN_FOR
                 for known in (self._topics, self._plain, self._too_large, self._supposed, self._not_added):
                     known.clear()
                 self._find_smallest()
             if again:
-                for name in {row[1] for row in rows}:
-                    self._topics.pop(name, None)
-                    self._plain.discard(name)
+                for name in names:
                     self._not_added.pop(name, None)
-            return self._examine(rows, provoke)
+            topics = {} if again else {name: self._topics[name] for name in names if name in self._topics}
+        if unknown := names - topics.keys():
+            topics |= self._look_up(unknown)
+        with self._lock:
+            return {row[0]: refusal for row in rows if (refusal := self._refusal(row, topics[row[1]])) is not None}
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
         """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""
@@ -181,14 +199,8 @@ class TopicBook:
             found = {name: self._topics[name].partitions for name in names if name in self._topics}
         return found if len(found) == len(names) and all(found.values()) else None
 
-    def _examine(self, rows: Sequence[Row], provoke: Provoke) -> dict[int, Refusal]:
-        if unknown := {row[1] for row in rows} - self._topics.keys():
-            self._look_up(unknown, provoke)
-        return {row[0]: refusal for row in rows if (refusal := self._refusal(row)) is not None}
-
-    def _refusal(self, row: Row) -> Refusal | None:
+    def _refusal(self, row: Row, topic: Topic) -> Refusal | None:
         _, name, _, _, header_names, header_values, partition = row[:7]
-        topic = self._topics[name]
         if topic.refusal is not None:
             return topic.refusal
         if header_names is None or header_values is None:  # so much was seen when the record was read
@@ -203,29 +215,54 @@ class TopicBook:
             return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
         if size_for_client(row) > self._client_limit:
             return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
-        if topic.max_bytes is not None and not self._may_fit(row, topic.max_bytes):
-            return Refusal(Cause.TOO_LARGE, f"above max.message.bytes of topic {name}, {topic.max_bytes}")
+        if topic.is_compacted and row[2] is None:
+            return Refusal(Cause.REFUSED, f"topic {name} is compacted, and takes no record without a key")
+        if topic.max_bytes is not None and size_for_broker(row) > topic.max_bytes:
+            return self._refusal_of_size(row, topic.max_bytes)
         return None
 
-    def _may_fit(self, row: Row, limit: int) -> bool:
-        if size_for_broker(row) <= limit:
-            return True
+    def _refusal_of_size(self, row: Row, limit: int) -> Refusal | None:
+        """Why a record above its topic's limit is not sent; None: it is tried, for it may fit when it is compressed."""
+        above = f"above max.message.bytes of topic {row[1]}, {limit}"
         if not self._compresses or _hash(row[1], row[2], row[3], limit) in self._too_large:
-            return False
-        return least_size_for_broker(row) <= limit
+            return Refusal(Cause.TOO_LARGE, above)
+        if least_size_for_broker(row) > limit:
+            return Refusal(Cause.TOO_LARGE, above)
+        if len(self._in_vain) == _MOST_IN_VAIN and time.monotonic() - self._in_vain[0] < _MINUTE:
+            return Refusal(Cause.UNTRIED, f"{above}, unless it is compressed well; it is tried a little later")
+        return None
 
-    def _look_up(self, names: set[str], provoke: Provoke) -> None:
+    def _look_up(self, names: set[str]) -> dict[str, Topic]:
+        """Topics as they are now."""
         impossible = {name: refusal for name in names if (refusal := self._refusal_of_name(name)) is not None}
-        for name, refusal in impossible.items():
-            self._topics[name] = Topic(refusal)
+        found = {name: Topic(refusal) for name, refusal in impossible.items()}
         unknown = sorted(names - impossible.keys())
+        if len(unknown) > _LOOKED_UP_AT_ONCE:  # a list of all topics takes much less time than so many names
+            listed = self.cluster.topic_names()
+            found |= {name: Topic(_not_there(name)) for name in unknown if name not in listed}
+            unknown = [name for name in unknown if name in listed]
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
-            missing = self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
-            if missing:
-                for name in missing:
-                    provoke(name)
-                time.sleep(_CREATION_TIME)
-                self._ask(missing)
+            found |= self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
+        if missing := [name for name, topic in found.items() if _is_missing(topic)]:
+            found |= self._create(missing)
+        with self._lock:
+            for name, topic in found.items():
+                self._topics[name] = topic
+                if topic.refusal is None and name not in self._doubted:
+                    self._plain.add(name)
+                else:
+                    self._plain.discard(name)
+        return found
+
+    def _create(self, missing: Sequence[str]) -> dict[str, Topic]:
+        """Let brokers create topics, if they do that; those that are there soon."""
+        if len(missing) > _CREATED_AT_ONCE or time.monotonic() < self._may_wait_from:
+            self._requests.later(missing)
+            return {}
+        self._requests.now(missing)
+        time.sleep(_CREATION_TIME)
+        self._may_wait_from = time.monotonic() + _CREATION_INTERVAL
+        return self._ask(missing)
 
     def _refusal_of_name(self, name: str) -> Refusal | None:
         # In a database that checks no encoding a name may be no text.
@@ -238,28 +275,28 @@ class TopicBook:
             return Refusal(Cause.TOPIC_NAME, f"{name} is a topic of the outbox's own, for no other records")
         return None
 
-    def _ask(self, names: Sequence[str]) -> list[str]:
-        """Look topics up; the ones that are not there."""
-        limits = self._max_bytes([name for name in names if name in self._doubted])
-        for name, answer in self.cluster.topics(names).items():
-            topic = _topic(name, answer, limits.get(name))
-            if topic.refusal is None and name in self._not_added:
-                topic = Topic(self._not_added[name])
-            self._topics[name] = topic
-            if topic.refusal is None and name not in self._doubted:
-                self._plain.add(name)
-        return [name for name in names if _is_missing(self._topics[name])]
+    def _ask(self, names: Sequence[str]) -> dict[str, Topic]:
+        limits = self._settings([name for name in names if name in self._doubted])
+        found = {
+            name: _topic(name, answer, *limits.get(name, (None, False)))
+            for name, answer in self.cluster.topics(names).items()
+        }
+        refused = self._not_added.keys() & {name for name, topic in found.items() if topic.refusal is None}
+        return found | {name: Topic(self._not_added[name]) for name in refused}
 
-    def _max_bytes(self, names: Sequence[str]) -> dict[str, int]:
-        limits: dict[str, int] = {}
+    def _settings(self, names: Sequence[str]) -> dict[str, tuple[int, bool]]:
+        """The largest record that each topic takes, and whether it is compacted, of those that tell."""
+        found: dict[str, tuple[int, bool]] = {}
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
-                limits[name] = int(settings["max.message.bytes"].value)
-        self._limits |= limits
-        for name in limits:
-            self._supposed.pop(name, None)
-        self._find_smallest()
-        return limits
+                is_compacted = "compact" in settings["cleanup.policy"].value.split(",")
+                found[name] = int(settings["max.message.bytes"].value), is_compacted
+        with self._lock:
+            for name, (limit, _) in found.items():
+                self._limits[name] = limit
+                self._supposed.pop(name, None)
+            self._find_smallest()
+        return found
 
 
 def _is_odd(names: Sequence[Any], values: Sequence[Any]) -> bool:
@@ -271,14 +308,18 @@ def _is_missing(topic: Topic) -> bool:
     return topic.refusal is not None and topic.refusal.cause is Cause.UNKNOWN_TOPIC
 
 
-def _topic(name: str, answer: Any, max_bytes: int | None) -> Topic:
+def _not_there(name: str) -> Refusal:
+    return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it")
+
+
+def _topic(name: str, answer: Any, max_bytes: int | None, is_compacted: bool) -> Topic:
     if not isinstance(answer, BrokerError):
         allowed = answer.authorized_operations
         if allowed is not None and AclOperation.WRITE not in allowed:
             return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
-        return Topic(None, len(answer.partitions), max_bytes)
+        return Topic(None, len(answer.partitions), max_bytes, is_compacted)
     if answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-        return Topic(Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it"))
+        return Topic(_not_there(name))
     if answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
         return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
     return Topic(Refusal(Cause.TOPIC_NAME, answer.str() or answer.name()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Self
 
 from airflow_outbox.harvest.config import HarvestConfig
@@ -37,27 +37,45 @@ def fence_producers(config: HarvestConfig, names: KafkaNames, recorded: Collecti
 class KafkaTransactionalLog:
     """Publishes the batches of one term."""
 
-    def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int, book: TopicBook) -> None:
+    def __init__(
+        self,
+        config: HarvestConfig,
+        names: KafkaNames,
+        shard: int,
+        book: TopicBook,
+        on_throttled: Callable[[float], object],
+    ) -> None:
         """With tokens it waits for one: use `open`."""
         self._book = book
         self._config = config
         self._names = names
         self._shard = shard
         producers = [
-            TransactionalProducer(config, transactional_id, ledger=(names.ledger_topic, shard), book=book)
+            TransactionalProducer(
+                config, transactional_id, ledger=(names.ledger_topic, shard), book=book, on_throttled=on_throttled
+            )
             for transactional_id in transactional_ids(config, names, shard=shard)
         ]
         self._rotation = Rotation(producers, stable_offsets=self._stable_offsets)
-        self._provoke = producers[0].provoke
         self._asker = Worker("outbox-ask")
+        self._asker_again = Worker("outbox-ask-again")  # what is parked holds nothing else up
 
     @classmethod
-    async def open(cls, config: HarvestConfig, names: KafkaNames, *, shard: int, book: TopicBook) -> Self:
-        """A new log, which connects while its caller does something else. `book` is what the process knows of topics.
+    async def open(
+        cls,
+        config: HarvestConfig,
+        names: KafkaNames,
+        *,
+        shard: int,
+        book: TopicBook,
+        on_throttled: Callable[[float], object] = lambda _: None,
+    ) -> Self:
+        """A new log, which connects while its caller does something else. `book` is what the process knows of topics;
+        `on_throttled` is told, in some thread, for how many seconds a quota holds a producer back.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
-        log = await asyncio.to_thread(cls, config, names, shard, book)
+        log = await asyncio.to_thread(cls, config, names, shard, book, on_throttled)
         threading.Thread(target=book.connect, name="outbox-connect", daemon=True).start()
         return log
 
@@ -84,7 +102,8 @@ class KafkaTransactionalLog:
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if not again and self._book.passes(rows):
             return {}
-        return await self._asker.call(self._book.examine, rows, provoke=self._provoke, again=again)
+        asker = self._asker_again if again else self._asker
+        return await asker.call(self._book.examine, rows, again=again)
 
     async def begin(self) -> bool:
         return await self._rotation.begin()
@@ -101,6 +120,7 @@ class KafkaTransactionalLog:
     async def close(self) -> None:
         await self._rotation.close()
         self._asker.end()
+        self._asker_again.end()
 
     async def _stable_offsets(self, places: Collection[Place]) -> Mapping[Place, int]:
         return await self._asker.call(self._book.cluster.stable_offsets, places)

@@ -131,8 +131,20 @@ class TransactionalProducer:
     the client, in turn.
     """
 
-    def __init__(self, config: HarvestConfig, transactional_id: str, *, ledger: Place, book: TopicBook) -> None:
-        """With tokens it waits for one. Raises KafkaError for settings that Kafka's client refuses."""
+    def __init__(
+        self,
+        config: HarvestConfig,
+        transactional_id: str,
+        *,
+        ledger: Place,
+        book: TopicBook,
+        on_throttled: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        """With tokens it waits for one. `on_throttled` is told for how many seconds a quota holds the producer back.
+
+        Raises KafkaError for settings that Kafka's client refuses.
+        """
+        self._on_throttled = on_throttled
         self._book = book
         self._ledger = ledger
         self._patience = config.limits.transaction_timeout
@@ -175,11 +187,6 @@ class TransactionalProducer:
         """Write records into the ledger, and commit; the last one's offset there. Raises KafkaError."""
         return await self._worker.call(self._commit, records)
 
-    def provoke(self, topic: str) -> None:
-        """Ask for a topic in the way that makes brokers create it, if they do that."""
-        with contextlib.suppress(*CLIENT_ERRORS):
-            self._producer.list_topics(topic, CALL_TIME)
-
     def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""
         self._worker.run(self._give_up)
@@ -189,7 +196,8 @@ class TransactionalProducer:
         self._transaction = Transaction(gap=self._gap)
         self._additions = _Additions()
         try:
-            self._producer = Producer({**self._settings, "error_cb": self._complain}, logger=self._additions.logger)
+            callbacks = {"error_cb": self._complain, "throttle_cb": self._throttled}
+            self._producer = Producer({**self._settings, **callbacks}, logger=self._additions.logger)
         except REFUSALS as error:
             raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
 
@@ -435,6 +443,10 @@ class TransactionalProducer:
 
     def _complain(self, error: BrokerError) -> None:
         self._complaint = explained(error, self._settings)
+
+    def _throttled(self, event: Any) -> None:
+        if event.throttle_time > 0:  # 0 tells that it is over
+            self._on_throttled(event.throttle_time)
 
     def _give_up(self) -> None:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)

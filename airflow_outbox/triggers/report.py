@@ -210,6 +210,9 @@ def _described(event: Event) -> LogLine:
             return LogLine(logging.INFO, f"retried with success: {_counts(topics)}")
         case {"event": "discarded", "topics": topics}:
             return LogLine(logging.WARNING, f"discarded, as was asked for: {_counts(topics)}")
+        case {"event": "throttled", "seconds": seconds, "client_id": client_id}:
+            said = f"a quota of Kafka's holds client id {client_id} back, now for {seconds:.1f} s: "
+            return LogLine(logging.WARNING, said + "raise its producer_byte_rate, or send less")
         case {"event": "ended", "reason": reason}:
             return LogLine(logging.INFO, f"the harvest has ended: {reason}")
         case {"event": "output", "line": line}:

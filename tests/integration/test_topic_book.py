@@ -75,7 +75,7 @@ class Topic:
 
 
 def cause(book: TopicBook, record: MarkedRecord, *, again: bool = False) -> Cause | None:
-    refusals: dict[int, Refusal] = book.examine([record], provoke=lambda _: None, again=again)
+    refusals: dict[int, Refusal] = book.examine([record], again=again)
     return refusals[record.id].cause if refusals else None
 
 
@@ -144,6 +144,6 @@ def test_a_limit_is_forgotten_after_a_while(topic: Topic, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["ledger", "no name", "x" * 1_000_000])
 def test_names_that_records_can_not_go_to(topic: Topic, name: str) -> None:
-    refusals = topic.book().examine([topic.record()._replace(topic=name)], provoke=lambda _: None, again=False)
+    refusals = topic.book().examine([topic.record()._replace(topic=name)], again=False)
     assert refusals[1].cause is Cause.TOPIC_NAME
     assert len(refusals[1].reason) < 200

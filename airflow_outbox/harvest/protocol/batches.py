@@ -44,8 +44,9 @@ class Piece:
 class Batch:
     """What one Kafka transaction holds: the outbox's batch of this number, the term's commit of that `commit`.
 
-    `witness` is what holds once it is committed and settled; `condemned` are source transactions that it parks
-    whole, `no_longer_slow` those in it that took too long before.
+    `size` is how many bytes of key and value were read for it. `witness` is what holds once it is committed and
+    settled; `condemned` are source transactions that it parks whole, `no_longer_slow` those in it that took too long
+    before.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Batch:
     unparked: list[int] = field(default_factory=list)
     within: Snapshot = _NOTHING_SEEN
     written: int = 0
+    size: int = 0
     may_end: bool = False
     condemned: frozenset[int] = frozenset()
     no_longer_slow: frozenset[int] = frozenset()
@@ -73,6 +75,7 @@ class Batch:
         self.parked.topics.update(diversion.topics)
         self.within, self.may_end = piece.within, piece.ends
         self.written = max(self.written, piece.written)
+        self.size += piece.bytes
 
     def add(self, extents: Iterable[Extent]) -> None:
         """Records were published."""

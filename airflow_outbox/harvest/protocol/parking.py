@@ -54,6 +54,7 @@ class Cause(StrEnum):
     NOT_AUTHORIZED = "not_authorized"
     PARTITION = "partition"
     TOO_LARGE = "too_large"
+    UNTRIED = "untried"
     SPREAD = "spread"
     REFUSED = "refused"
 
@@ -65,7 +66,7 @@ class Cause(StrEnum):
     @property
     def can_pass(self) -> bool:
         """Whether it may pass without anybody correcting the record."""
-        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION, Cause.SPREAD)
+        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION, Cause.UNTRIED, Cause.SPREAD)
 
 
 @dataclass(frozen=True, slots=True)

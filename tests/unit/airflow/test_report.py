@@ -56,6 +56,11 @@ def lines(report: HarvestReport, event: dict[str, Any], now: float) -> list[str]
             "retried with success: 2 of a, 1 of b",
         ),
         ({"event": "discarded", "topics": {"a": 2}}, logging.WARNING, "discarded, as was asked for: 2 of a"),
+        (
+            {"event": "throttled", "seconds": 1.25, "client_id": "app"},
+            logging.WARNING,
+            "a quota of Kafka's holds client id app back, now for 1.2 s: raise its producer_byte_rate",
+        ),
         ({"event": "ended", "reason": "drained", "published": 4}, logging.INFO, "the harvest has ended: drained"),
         ({"event": "output", "line": "Traceback"}, logging.WARNING, "the harvesting process printed: Traceback"),
         ({"event": "of a later release", "n": 1}, logging.INFO, "event: of a later release, n: 1"),
