@@ -42,6 +42,7 @@ from airflow_outbox.errors import HistoryError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 
+_SET_BACK = "it was set back, or, under an earlier release, a writer chose that id"
 BEFORE_THIS_DATABASE = "the ledger was written before this database ever had one"
 
 
@@ -64,7 +65,7 @@ def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
         raise HistoryError("the outbox's table was dropped and made anew")
     if pulse.last_drawn < highest_id:
         raise HistoryError(
-            f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: it was set back"
+            f"the sequence of the ids is at {pulse.last_drawn}, and {highest_id} was published: {_SET_BACK}"
         )
 
 
@@ -139,9 +140,7 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
     if recorded.table_oid != present.table_oid:
         yield "the outbox's table was dropped and made anew"
     if fence.last_drawn < witness.highest_id:
-        yield (
-            f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: it was set back"
-        )
+        yield (f"the sequence of the ids is at {fence.last_drawn}, and {witness.highest_id} was published: {_SET_BACK}")
     if fence.newest_transaction_id >= fence.next_transaction_id:
         yield (
             f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
@@ -185,7 +184,7 @@ def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[
         if head.batch > witness.batch:
             yield f"batch {head.batch} was published after the ledger had been adopted at batch {witness.batch}"
     elif fence.last_drawn < head.highest_id:
-        yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: it was set back"
+        yield f"the sequence of the ids is at {fence.last_drawn}, and {head.highest_id} was published: {_SET_BACK}"
     else:
         yield from _differences_of_entries(fence, head, ledger)
 
