@@ -23,12 +23,14 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, unusable
 from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
+from airflow_outbox.parked_requests import ParkedRequests
 from airflow_outbox.schema import GOHARVEST_COLUMNS
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
 _TOPICS_LOOKED_AT = 1000
+_TOPICS_NAMED = 3
 _FITTING_TYPES = {
     "kafka_key": ("character varying", "text", "bytea"),
     "kafka_value": ("character varying", "text", "bytea"),
@@ -51,6 +53,7 @@ def examine(config: HarvestConfig) -> list[Finding]:
                 outbox_id = OutboxTable(connection, config.name).identity().outbox_id
                 findings += _examine_archive(connection, config) if config.archives else []
                 topics = _pending_topics(connection, config.name)
+                findings += _examine_parked(connection, config.name)
     except PostgresError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     try:
@@ -143,6 +146,17 @@ def _examine_archive(connection: psycopg.Connection[Any], config: HarvestConfig)
             Severity.DANGEROUS,
             f"records stand in {config.name.text('archive_default')}, which is deleted from row by row. "
             "Run `airflow-outbox init` as its owner at least once a week",
+        )
+
+
+def _examine_parked(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    count, topics = ParkedRequests(connection, name).refused(topics=_TOPICS_NAMED)
+    if count:
+        named = ", ".join(topics) + (", ..." if len(topics) == _TOPICS_NAMED else "")
+        yield Finding(
+            Severity.DANGEROUS,
+            f"{count} records could not be published and are parked, of the topics {named}. Later records of their "
+            "topics and keys wait behind them. `airflow-outbox parked list` shows why",
         )
 
 

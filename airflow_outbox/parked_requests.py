@@ -95,6 +95,13 @@ class ParkedRequests:
         waiting = by_cause.pop(None, 0)
         return ParkedCounts(by_cause, waiting, *transactions)
 
+    def refused(self, *, topics: int) -> tuple[int, list[str]]:
+        """How many records that wait were refused themselves, and so many of their topics."""
+        with translated(self._name):
+            row = self._connection.execute(self._render("refused"), {"topics": topics}).fetchone()
+        count, names = row or (0, [])
+        return count, [str(shown(name)) for name in names]
+
     def _found(self, statement: str, choice: Choice, **values: Any) -> list[dict[str, Any]]:
         with translated(self._name), self._connection.cursor(row_factory=dict_row) as cursor:
             return cursor.execute(self._render(statement), {**self._chosen(choice), **values}).fetchall()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from airflow_outbox.audit.findings import AuditReport, Kind
 from airflow_outbox.audit.scene import AuditRequest
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.terminal import as_json, as_yaml, escaped
 
 Audit = Callable[[HarvestConfig, AuditRequest], AuditReport]
 
@@ -87,9 +87,9 @@ def audit_command(run: Audit) -> click.Command:
 
 def _show(report: AuditReport, output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(report.as_dict()))
+        click.echo(as_json(report.as_dict()))
     elif output == "yaml":
-        click.echo(yaml.safe_dump(report.as_dict(), sort_keys=False, allow_unicode=True), nl=False)
+        click.echo(as_yaml(report.as_dict()), nl=False)
     else:
         _show_table(report)
 
@@ -99,7 +99,7 @@ def _show_table(report: AuditReport) -> None:
     if not console.is_terminal:
         console.width = _WIDTH_IN_FILES
     found = report.findings
-    table = Table("finding", "records", "", title=f"{report.table} and {', '.join(report.topics)}")
+    table = Table("finding", "records", "", title=Text(escaped(f"{report.table} and {', '.join(report.topics)}")))
     table.add_row("stashed", str(found.stashed), "")
     table.add_row("in Kafka", str(found.arrived), "")
     for kind in Kind:
@@ -114,5 +114,5 @@ def _show_table(report: AuditReport) -> None:
         where += [f"key {example.key}"] if example.key is not None else []
         where += [f"partition {example.partition}", f"offset {example.offset}"] if example.offset is not None else []
         place = f" ({', '.join(where)})" if where else ""
-        console.print(f"{example.kind.value}: {example.what}{place}", markup=False)
+        console.print(escaped(f"{example.kind.value}: {example.what}{place}"), markup=False)
     console.print("all is well" if report.is_well else f"found: {', '.join(report.faults)}")

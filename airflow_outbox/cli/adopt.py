@@ -11,6 +11,7 @@ from airflow_outbox.adopt import adopt
 from airflow_outbox.cli.common import clear_errors, config_file
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.new_outbox import Copied, make_new_outbox
+from airflow_outbox.terminal import escaped
 
 
 @click.command("adopt")
@@ -47,7 +48,7 @@ def adopt_command(path: Path, reason: str, nothing_lost: bool, as_new_outbox: bo
 def _adopt(config: HarvestConfig, *, reason: str, nothing_lost: bool, yes: bool) -> None:
     def accept(differences: Sequence[str]) -> bool:
         for difference in differences:
-            click.echo(f"- {difference}")
+            click.echo(escaped(f"- {difference}"))
         click.echo(
             "If this database is a copy and the original is still harvested, don't accept: run "
             "`airflow-outbox adopt --as-new-outbox`."

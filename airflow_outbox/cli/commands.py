@@ -18,7 +18,7 @@ from airflow_outbox.audit.command import audit_command
 from airflow_outbox.audit.here import audit
 from airflow_outbox.check import acls, examine
 from airflow_outbox.cli.adopt import adopt_command
-from airflow_outbox.cli.common import clear_errors, config_file, database, escaped
+from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
 from airflow_outbox.cli.parked import parked
 from airflow_outbox.cli.replay import replay_command
@@ -30,6 +30,7 @@ from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.terminal import escaped
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

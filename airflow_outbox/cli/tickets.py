@@ -9,8 +9,8 @@ from typing import Any
 import click
 import psycopg
 
-from airflow_outbox.cli.common import escaped
 from airflow_outbox.names import OutboxName
+from airflow_outbox.terminal import escaped
 from airflow_outbox.tickets import TicketState, ticket_status
 
 _NOT_PUBLISHED = 3

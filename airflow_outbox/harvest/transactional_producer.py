@@ -43,6 +43,7 @@ Report = Callable[[BrokerError | None, Message], None]
 _BACKOFF = {"retry.backoff.ms": 500, "retry.backoff.max.ms": 1000}
 _topic = itemgetter(1)
 _NO_TOPIC = "?"
+_ERRORS = 3  # syslog's number, as the client counts
 _TOPICS_NAMED = 3
 _FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
 _SERVING_INTERVAL = 1.0  # what the client has to say while nothing is sent can wait as long
@@ -57,6 +58,8 @@ def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict
         **settings,
         # A batch is flushed when its last record is sent: nothing waits so long.
         "linger.ms": config.kafka_producer.get("linger.ms", config.kafka.get("linger.ms", 5)),
+        # Only the client's log tells which topic Kafka does not let into a transaction.
+        "log_level": max(_ERRORS, int(settings.get("log_level", _ERRORS + 3))),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout,
         "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),

@@ -240,6 +240,14 @@ LIMIT %(limit)s
 -- How many records wait: by the cause of their refusal, the commonest first; null are those that wait behind others.
 SELECT cause, count(*) FROM {parked} WHERE discarded_at IS NULL GROUP BY cause ORDER BY count(*) DESC, cause
 
+-- refused --
+-- How many records that wait were refused themselves, and some of their topics.
+SELECT count(*), ARRAY(
+    SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause IS NOT NULL ORDER BY kafka_topic LIMIT %(topics)s
+)
+FROM {parked}
+WHERE discarded_at IS NULL AND cause IS NOT NULL
+
 -- transactions --
 -- How many source transactions have a refused record, and how many wait only because they touch the keys of such.
 SELECT count(*) FILTER (WHERE refused), count(*) FILTER (WHERE NOT refused)

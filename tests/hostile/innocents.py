@@ -104,7 +104,8 @@ class Innocents:
             self.command("parked", "show", "--all")
             assert "parked: " in self.command("status")
         strict_json(self.command("status", "--output", "json"))
-        self.command("check", wants=None)
+        found = self.command("check", wants=None)
+        assert named is None or "are parked, of the topics" in found, found
 
     def command(self, *command: str, wants: int | None = 0) -> str:
         """What a command prints. Control characters but for the line's end must not be among it."""

@@ -14,7 +14,6 @@ from hostile.innocents import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_outbox.cli.common import as_json, as_yaml
 from airflow_outbox.connection import connect
 from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.harvest.partitioner import Partitioner
@@ -25,6 +24,7 @@ from airflow_outbox.parked import Why
 from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.terminal import as_json, as_yaml
 
 NAME = OutboxName.parse("outbox")
 TIMES = ("infinity", "-infinity", "294276-12-31 23:59:59.999999+00", "4713-01-01 BC", "2026-11-22", "10000-01-01")

@@ -53,7 +53,10 @@ _MADE_ANEW = "the outbox's table was dropped and made anew"
 
 
 def _set_back(last_drawn: int, highest_id: int) -> str:
-    return f"the sequence of the ids is at {last_drawn}, and {highest_id} was published: it was set back"
+    return (
+        f"the sequence of the ids is at {last_drawn}, and {highest_id} was published: it was set back, or, under an "
+        "earlier release, a writer chose that id"
+    )
 
 
 @dataclass(frozen=True, slots=True)
