@@ -1,0 +1,140 @@
+"""Innocents around one hostile thing: whatever it is, they are all out within seconds, once and in order; the process
+lives, and needs no more memory than it may; the operator's commands answer, and name the culprit.
+
+A new case is a line in a table of a test module of this folder, or, where rows are not what is hostile, a call:
+
+    with innocents.harvested():
+        innocents.around(lambda: …)
+        innocents.stand(named="the culprit")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+from click.testing import CliRunner
+from harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
+from psycopg import sql
+
+from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.cli import main
+
+RECORDS, KEYS = 1_000, 20
+SOON = 10.0
+"""Seconds until all innocents are out, on a busy machine."""
+MEMORY = 250
+"""Megabytes that the process may need."""
+
+
+@dataclass(slots=True)
+class Innocents:
+    """The innocents of one outbox, before and behind a hostile thing."""
+
+    outbox: Outbox
+    file: Path
+    memory: int = MEMORY
+    _process: Process | None = field(default=None)
+    _written: int = 0
+
+    @contextmanager
+    def harvested(self, **settings: Any) -> Iterator[Process]:
+        """Harvest with these settings, by a process that has published some innocents when the block begins."""
+        config = {**self.outbox.settings, **settings}
+        self.file.write_text(yaml.safe_dump(config))
+        self._process = Process(CHILD, first_line={"config": config})
+        try:
+            self.write()
+            self.come_out(within=PATIENCE)
+            yield self._process
+        finally:
+            self._process.end()
+
+    def write(self, connection: psycopg.Connection[Any] | None = None, *, records: int = RECORDS // 2) -> None:
+        """Write the next innocents, in a transaction of their own or in the caller's."""
+        if connection is None:
+            with psycopg.connect(self.outbox.database) as own:
+                return self.write(own, records=records)
+        numbers = range(self._written, self._written + records)
+        stash(connection, [OutboxRecord(self.outbox.topic, f"k{number % KEYS}", str(number)) for number in numbers])
+        self._written += records
+
+    def around(self, hostile: str | Callable[[], object], *, within: float = SOON) -> None:
+        """Half of the innocents, what is hostile, the other half; then they are all out in time.
+
+        `hostile` is called, or is a statement in which {topic} stands for the innocents' topic.
+        """
+        self.write()
+        if callable(hostile):
+            hostile()
+        else:
+            with psycopg.connect(self.outbox.database, autocommit=True) as connection:
+                connection.execute(sql.SQL(hostile).format(topic=sql.Literal(self.outbox.topic)))  # type: ignore[arg-type]
+        self.write()
+        self.come_out(within=within)
+
+    def come_out(self, *, within: float = SOON) -> None:
+        """All innocents that were written are in the topic within so many seconds, once and in order."""
+        left = "SELECT count(*) FROM outbox WHERE kafka_key LIKE 'k%'"
+        self.wait_until(lambda: self.outbox.query(left) == [(0,)], "innocents wait", within=within)
+        assert self._lanes() == {f"k{key}": list(range(key, self._written, KEYS)) for key in range(KEYS)}
+
+    def stand(self, *, named: str | None) -> None:
+        """The process lives and is small, and the commands answer; `parked list` names the culprit."""
+        assert self._process is not None
+        assert self._process.popen.poll() is None, self.story()
+        status = Path(f"/proc/{self._process.popen.pid}/status").read_text()
+        [peak] = [int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM")]
+        assert peak < self.memory, f"it needed {peak} MB"
+        if named is not None:
+            self.wait_until(lambda: named in self.command("parked", "list"), f"{named} is not parked")
+            strict_json(self.command("parked", "list", "--output", "json"))
+            strict_json(self.command("parked", "show", "--all", "--output", "json"))
+            assert named in self.command("parked", "show", "--all", "--output", "json")
+            self.command("parked", "show", "--all")
+            assert "parked: " in self.command("status")
+        strict_json(self.command("status", "--output", "json"))
+        self.command("check", wants=None)
+
+    def command(self, *command: str, wants: int | None = 0) -> str:
+        """What a command prints. Control characters but for the line's end must not be among it."""
+        result = CliRunner().invoke(main, [*command, "-f", str(self.file)])
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
+        assert wants is None or result.exit_code == wants, result.output
+        assert all(letter.isprintable() or letter == "\n" for letter in result.output), result.output
+        return result.output
+
+    def wait_until(self, condition: Callable[[], bool], complaint: str, *, within: float = SOON) -> None:
+        try:
+            wait_until(condition, within=within)
+        except AssertionError:
+            raise AssertionError(f"{complaint}\n{self.story()}") from None
+
+    def story(self) -> str:
+        """The last events, for a failure's reader."""
+        return "" if self._process is None else "\n".join(map(str, self._process.events[-12:]))
+
+    def _lanes(self) -> dict[str, list[int]]:
+        lanes: dict[str, list[int]] = {}
+        for message in self.outbox.committed():
+            key, value = message.key() or b"", message.value() or b""
+            if key.startswith(b"k") and value.isdigit():  # others of the topic are not innocents
+                lanes.setdefault(key.decode(), []).append(int(value))
+        if self.outbox.settings.get("delivery") == "at_least_once":  # what comes again is left out
+            return {key: list(dict.fromkeys(numbers)) for key, numbers in lanes.items()}
+        return lanes
+
+
+def strict_json(text: str) -> Any:
+    """Read JSON as its standard has it: NaN and Infinity are none."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON: {text[:500]}")
+
+    return json.loads(text, parse_constant=refuse)
