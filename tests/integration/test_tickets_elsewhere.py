@@ -154,6 +154,7 @@ async def test_a_standby_that_lacks_transactions_calls_none_of_its_own_published
         leader.beat()
     copy(primary, standby)
     both = f"host={LOOPBACK},{LOOPBACK} port={primary.port},{standby.port} user=postgres dbname=shop"
+    both += f" password={primary.superuser_password}"
     listening = Listener(both + " target_session_attrs=read-write")
     found: list[TicketStatus] = []
     heard: list[TicketStatus] = []
