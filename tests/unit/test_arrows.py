@@ -33,7 +33,7 @@ LAYERS = [
     {"table"},
     {"loaded_rows"},
     {"connection"},
-    {"fence", "finding", "keeping", "names", "pages", "records", "sql"},
+    {"environment", "fence", "finding", "keeping", "names", "pages", "records", "sql"},
     {"errors"},
 ]
 

@@ -1,0 +1,10 @@
+"""What processes that this package starts get of the environment of Airflow's own."""
+
+from __future__ import annotations
+
+import os
+
+
+def without_airflow() -> dict[str, str]:
+    """This process' environment without what is Airflow's: connections, the metadata database's address, keys."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}
