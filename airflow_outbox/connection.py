@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from airflow_outbox.errors import (
+    DataSourceError,
     LoginRefusedError,
     OutboxError,
     OutboxMissingError,
@@ -28,6 +29,11 @@ _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server t
 _REFUSED = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects|not permitted to log in"
     r'|(role|database) ".*" does not exist'
+)
+# With a password that is not percent-encoded, libpq would take a part of it for the host, and name that.
+_URI = re.compile(
+    r"postgres(?:ql)?://(?:[^@/?#\s]*@)?(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?(?:,(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?)*"
+    r"(?:/[^@/?#]*)?(?:\?[^#]*)?"
 )
 KEEP_ALIVE = {
     "connect_timeout": 5,
@@ -75,8 +81,8 @@ def connect(
     `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
     """
+    given = parsed(data_source)
     try:
-        given = psycopg.conninfo.conninfo_to_dict(data_source)
         settings = {**KEEP_ALIVE, "application_name": f"airflow-outbox {purpose}", **given}
         if is_pooled:
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
@@ -96,6 +102,17 @@ def connect(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
         ) from error
     return connection
+
+
+def parsed(data_source: str) -> dict[str, Any]:
+    """The parameters of a libpq connection string or URI. Raises DataSourceError, which quotes nothing of it."""
+    is_uri = data_source.startswith(("postgresql://", "postgres://"))
+    try:
+        if is_uri and not _URI.fullmatch(data_source):
+            raise DataSourceError(is_uri=is_uri)
+        return psycopg.conninfo.conninfo_to_dict(data_source)
+    except psycopg.ProgrammingError:
+        raise DataSourceError(is_uri=is_uri) from None  # the cause quotes what it could not read, perhaps a password
 
 
 def _reason(error: psycopg.Error) -> str:
