@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError as BrokerError
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.archive import Archive
 from airflow_outbox.brokers import examine_transactions
-from airflow_outbox.connection import Column, connect, read_columns, render
+from airflow_outbox.connection import Column, connect, located, read_columns, render
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
 from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
@@ -44,13 +44,14 @@ def examine(config: HarvestConfig) -> list[Finding]:
     outbox_id, topics = None, set[str]()
     try:
         with closing(connect(config.data_source, purpose="check")) as connection:
-            findings += _examine_postgres(connection, config.name)
+            name = located(connection, config.name)
+            findings += _examine_postgres(connection, name)
             if not config.wait_for_standbys:
-                findings += _examine_standbys(connection, config.name)
+                findings += _examine_standbys(connection, name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
-                outbox_id = OutboxTable(connection, config.name).identity().outbox_id
+                outbox_id = OutboxTable(connection, name).identity().outbox_id
                 findings += _examine_archive(connection, config) if config.archives else []
-                topics = _pending_topics(connection, config.name)
+                topics = _pending_topics(connection, name)
     except PostgresError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     try:
@@ -68,8 +69,9 @@ def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
     Asks Postgres, and not Kafka. Raises PostgresError.
     """
     with closing(connect(config.data_source, purpose="check")) as connection:
-        identity = OutboxTable(connection, config.name).identity()
-        wanted = {*topics, *_pending_topics(connection, config.name)} or {DATA_TOPIC}
+        table = OutboxTable(connection, config.name)
+        identity = table.identity()
+        wanted = {*topics, *_pending_topics(connection, table.name)} or {DATA_TOPIC}
     return needed_acls(config, KafkaNames.of(config, identity.outbox_id), wanted)
 
 

@@ -44,6 +44,14 @@ KEEP_ALIVE = {
 }
 
 
+class OutboxConnection(psycopg.Connection[Any]):
+    """A connection for the outbox's own statements. It looks for functions, operators and types in `pg_catalog` alone,
+    so that nobody else's can take their place; `schemas` is where it looks for an outbox whose schema is not named.
+    """
+
+    schemas: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of the outbox: its type as Postgres names it, and its limit in characters, if any."""
@@ -60,7 +68,8 @@ def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Com
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
     beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
-    return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
+    texts = {f"{suffix}_text": sql.Literal(name.text(suffix)) for suffix in ("commits", "parked", "published")}
+    return sql.SQL(cast("Any", statement)).format(**{**tables, **texts, **parts})
 
 
 def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
@@ -86,13 +95,12 @@ def connect(
         settings = {**KEEP_ALIVE, "application_name": f"airflow-outbox {purpose}", **given}
         if is_pooled:
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
-        connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
-        if not is_pooled:
-            durable = "on" if waits_for_standbys else "local"
-            connection.execute(
-                f"SET synchronous_commit = {durable}; SET client_encoding = 'UTF8'; SET lock_timeout = '10s';"
-                " SET statement_timeout = 0"  # the caller knows how long a statement may take
-            )
+        if is_pooled:
+            return psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        connection = OutboxConnection.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        durable = sql.SQL("on" if waits_for_standbys else "local")
+        begin = sql.SQL(cast("Any", statements("queries.sql")["begin_session"])).format(durable=durable)
+        [connection.schemas] = connection.execute(begin).fetchone() or ((),)
     except psycopg.Error as error:
         if _REFUSED.search(str(error)):
             raise LoginRefusedError(
@@ -117,6 +125,19 @@ def parsed(data_source: str) -> dict[str, Any]:
 
 def _reason(error: psycopg.Error) -> str:
     return " ".join((error.diag.message_primary or str(error)).split())
+
+
+def located(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxName:
+    """The name with its schema: the first one of the connection's that has such a table, or else that would get it.
+
+    On a connection that is not the outbox's own, names are left to the search path. Raises PostgresError.
+    """
+    if not isinstance(connection, OutboxConnection) or name.schema or name.found_in or not connection.schemas:
+        return name
+    values = {"schemas": list(connection.schemas), "table": name.table}
+    with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(cast("Any", statements("queries.sql")["schema_of"]), values).fetchone()
+    return name.located(row[0] if row else connection.schemas[0])
 
 
 @contextmanager

@@ -76,9 +76,10 @@ class Replayer:
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, replay: Replay) -> None:
         self._connection = connection
-        self._name = name
+        table = OutboxTable(connection, name)
+        self._name = table.name
         self._replay = replay
-        columns = OutboxTable(connection, name).columns
+        columns = table.columns
         Archive(connection, name).require()
         keeps_partition = "kafka_partition" in columns and replay.to_topic is None
         text = "bytes_header_value" if columns["kafka_header_values"].is_bytes else "text_header_value"

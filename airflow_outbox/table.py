@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, read_columns, render, replicated, translated
+from airflow_outbox.connection import Column, located, read_columns, render, replicated, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -70,7 +70,7 @@ class OutboxTable:
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, *, archives: bool = False) -> None:
         self.connection = connection
-        self.name = name
+        self.name = located(connection, name)
         self.archives = archives
         self._page_size = PageSize()
 

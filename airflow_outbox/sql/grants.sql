@@ -1,4 +1,5 @@
--- What each role may do. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the outbox's id.
+-- What each role may do. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the outbox's id;
+-- {staging}: the schema of jobs' staging tables; {owner}: who owns the outbox.
 
 -- stash --
 -- To stash records: insert the allowed columns, draw ids, read what a ticket is made of, and how far all is out. Nothing else.
@@ -49,7 +50,11 @@ GRANT SELECT, INSERT ON {commits} TO {role};
 GRANT UPDATE (paused, handover_asked_at) ON {leader} TO {role};
 GRANT UPDATE (requested, requested_by, requested_at, request_reason) ON {parked} TO {role};
 
+-- job_schema --
+-- The schema for jobs' staging tables, where `init` could not make it.
+CREATE SCHEMA {staging} AUTHORIZATION {owner};
+
 -- job --
--- For a job that commits once under an id, beside what `stash` allows: its staging tables and the list of commits.
-GRANT CREATE ON SCHEMA {schema} TO {role};
+-- For a job that commits once under an id, beside what `stash` allows: its staging tables, in a schema of theirs, and the list of commits.
+GRANT USAGE, CREATE ON SCHEMA {staging} TO {role};
 GRANT SELECT, INSERT ON {commits} TO {role};

@@ -1,40 +1,70 @@
 -- Every statement of a running outbox. {outbox}, {leader}: its tables; {key_type}, {value_type}, {header_type}: its columns' types.
+-- A connection of the outbox's own looks for functions and operators in pg_catalog alone. What also runs on a caller's connection, up to
+-- `identity`, `commit_once` and `earlier_commit` names them so that no other schema's can fit better.
 -- `view` is the term of leadership that asks. A statement that changes anything locks the fence row (FOR SHARE) and goes by what that
 -- row says once it has the lock: a successor's take-over, an UPDATE of the same row, comes either before it or after it, never between.
 
+-- begin_session --
+-- On each connection of the outbox's own: whatever a role or database has set, it changes nothing. Where the role would look for tables
+-- comes back. The caller knows how long a statement may take.
+SELECT pg_catalog.current_schemas(false)::pg_catalog.text[];
+SET search_path = pg_catalog;
+SET synchronous_commit = {durable};
+SET client_encoding = 'UTF8';
+SET standard_conforming_strings = on;
+SET default_transaction_isolation = 'read committed';
+SET default_transaction_read_only = off;
+SET row_security = off;
+SET DateStyle = 'ISO, YMD';
+SET bytea_output = 'hex';
+SET array_nulls = on;
+SET transform_null_equals = off;
+SET lock_timeout = '10s';
+SET statement_timeout = 0
+
 -- columns --
 -- The columns of a table by name, with type and length limit; no row when the table is not there.
-SELECT attname, format_type(atttypid, NULL) AS type, CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END AS max_length
-FROM pg_attribute
-WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+SELECT attname, pg_catalog.format_type(atttypid, NULL::integer) AS type,
+       CASE WHEN atttypid = 'pg_catalog.varchar'::regtype::oid AND atttypmod >= 4 THEN atttypmod - 4 END AS max_length
+FROM pg_catalog.pg_attribute
+WHERE attrelid = pg_catalog.to_regclass(%(table)s::text)::oid AND attnum > 0 AND NOT attisdropped
+
+-- schema_of --
+-- The first of some schemas that has a table of this name.
+SELECT place.nspname
+FROM unnest(%(schemas)s::text[]) WITH ORDINALITY AS wanted (name, number)
+JOIN pg_namespace AS place ON place.nspname = wanted.name
+JOIN pg_class AS relation ON relation.relnamespace = place.oid AND relation.relname = %(table)s::text
+ORDER BY wanted.number
+LIMIT 1
 
 -- stash --
 -- Inserts records, given as one JSON array, in their order, and returns the ticket.
 WITH stashed AS (
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-    SELECT now(), topic, key, value, names, "values"
-    FROM ROWS FROM (json_to_recordset(%(records)s::json)
+    SELECT pg_catalog.now(), topic, key, value, names, "values"
+    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::json)
         AS (topic text, key {key_type}, value {value_type}, names text[], "values" {header_type}[], partition integer))
         WITH ORDINALITY AS record (topic, key, value, names, "values", partition, place)
     ORDER BY place
 )
-SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WHERE shard = 0
+SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- stash_with_partition --
 -- The same for an outbox that has the column kafka_partition.
 WITH stashed AS (
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, kafka_partition)
-    SELECT now(), topic, key, value, names, "values", partition
-    FROM ROWS FROM (json_to_recordset(%(records)s::json)
+    SELECT pg_catalog.now(), topic, key, value, names, "values", partition
+    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::json)
         AS (topic text, key {key_type}, value {value_type}, names text[], "values" {header_type}[], partition integer))
         WITH ORDINALITY AS record (topic, key, value, names, "values", partition, place)
     ORDER BY place
 )
-SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WHERE shard = 0
+SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- ticket --
 -- The ticket of the caller's transaction, for a writer that fills the outbox by a statement of its own.
-SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WHERE shard = 0
+SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- identity --
 -- The outbox's id, schema version and incarnation.
@@ -406,18 +436,35 @@ SELECT has_table_privilege(%(outbox)s, 'SELECT') AND has_table_privilege(%(outbo
 SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0))
 
 -- schema_exists --
-SELECT to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
+SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s)
 
 -- create_schema --
 CREATE SCHEMA {schema}
+
+-- create_staging_schema --
+CREATE SCHEMA {staging} AUTHORIZATION {owner}
+
+-- staging_schema --
+-- Who owns the schema in which jobs stage, if it is there, and whether that is the outbox's owner or a superuser; who owns the outbox; and
+-- whether the connected role may make schemas.
+SELECT holder.oid::regrole::text, coalesce(holder.rolsuper OR holder.oid = relowner, true), relowner::regrole::text,
+       has_database_privilege(current_database(), 'CREATE')
+FROM pg_class
+LEFT JOIN pg_namespace ON nspname = %(staging)s
+LEFT JOIN pg_roles AS holder ON holder.oid = nspowner
+WHERE pg_class.oid = to_regclass(%(table)s)
 
 -- set_schema_version --
 UPDATE {leader} SET schema_version = %(version)s
 
 -- where_it_is --
--- The schema that a table is found in, and the sequence that its ids are drawn from.
-SELECT relnamespace::regnamespace::name, pg_get_serial_sequence(%(table)s, 'id')
-FROM pg_class WHERE oid = to_regclass(%(table)s)
+-- The schema that a table is found in, and the schema and name of the sequence that its ids are drawn from.
+SELECT nspname, (
+    SELECT ARRAY[place.nspname, sequence.relname]::text[]
+    FROM pg_class AS sequence JOIN pg_namespace AS place ON place.oid = sequence.relnamespace
+    WHERE sequence.oid = to_regclass(pg_get_serial_sequence(%(table)s, 'id'))
+)
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(table)s)
 
 -- backend_pid --
 SELECT pg_backend_pid()

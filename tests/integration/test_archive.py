@@ -286,4 +286,4 @@ def test_a_harvester_without_its_archive_does_not_start(database: str, kafka: Em
         process.ends()
     finally:
         process.end()
-    assert 'there is no "outbox_archive". Run `airflow-outbox init`' in process.events[-1]["error"]
+    assert 'there is no "public"."outbox_archive". Run `airflow-outbox init`' in process.events[-1]["error"]

@@ -293,7 +293,7 @@ async def test_a_count_that_takes_too_long_is_done_without(
     listening = Listener(psycopg.conninfo.make_conninfo(database, options=options))
     ticket, found = leader.stash(7), []
     with leader.own.transaction():
-        leader.own.execute("LOCK outbox")
+        leader.own.execute("LOCK public.outbox")
         waiting = asyncio.create_task(wait(listening, ticket, found))
         await attended(leader)
         connection = leader.listening()
@@ -317,7 +317,7 @@ async def test_a_count_that_the_connection_is_lost_in_is_not_begun_again_at_once
     ticket = leader.stash(7)
     counting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with leader.own.transaction():
-        leader.own.execute("LOCK outbox")
+        leader.own.execute("LOCK public.outbox")
         waiting = asyncio.create_task(wait(Listener(database), ticket))
         async with asyncio.timeout(5):
             while not leader.connection.execute(f"SELECT pg_terminate_backend(pid) {counting}".encode()).fetchall():
