@@ -66,7 +66,7 @@ class Column:
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded")
+    beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     texts = {f"{suffix}_text": sql.Literal(name.text(suffix)) for suffix in ("commits", "parked", "published")}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **texts, **parts})

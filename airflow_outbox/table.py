@@ -32,7 +32,7 @@ from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SHARD = 0
 _MOST_OTHERS = 32  # each row of the range is held against every one of them
 
@@ -326,7 +326,7 @@ class OutboxTable:
         seen = {"batch": None, "offset": None, "highest_id": None} | (asdict(witness) if witness else {})
         seen |= _account(flushed)
         values = {"published": published, "in_flight": in_flight, "rate": rate, "outbox": self.name.text()}
-        row = self._row("heartbeat", view=view, **values, **seen)
+        row = self._row("heartbeat", self._announcing, view=view, **values, **seen)
         if row is None:
             raise self._fenced()
         paused, handover, table_oid, last_drawn, beats, _ = row
@@ -364,12 +364,16 @@ class OutboxTable:
         return {"returned": sql.SQL("RETURNING *"), "archived": archived(self.name, self.columns)}
 
     @cached_property
+    def _announcing(self) -> Mapping[str, sql.Composable]:
+        return {"announcement": self._render("announcement")}
+
+    @cached_property
     def _purging_one_by_one(self) -> Mapping[str, sql.Composable]:
-        return {**self._purging, "those_ids": self._render("ids_one_by_one")}
+        return {**self._purging, **self._announcing, "those_ids": self._render("ids_one_by_one")}
 
     @cached_property
     def _purging_between(self) -> Mapping[str, sql.Composable]:
-        return {**self._purging, "those_ids": self._render("ids_between")}
+        return {**self._purging, **self._announcing, "those_ids": self._render("ids_between")}
 
     @cached_property
     def _mark(self) -> sql.Composed:

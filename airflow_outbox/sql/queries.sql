@@ -249,17 +249,24 @@ GROUP BY transaction_id
 -- (null: no news), on a channel named after the outbox: the shard, the incarnation, and the snapshot, unless it is too long for a
 -- notification; who hears looks then.
 WITH fence AS MATERIALIZED (
-    SELECT shard, outbox_id, incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT shard, outbox_id, incarnation, secret FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox}
     WHERE {those_ids} AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
     {returned}
 ) {archived}
 SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint, (
-    SELECT pg_notify('outbox ' || outbox_id, concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7900 THEN %(watermark)s::text END))
+    SELECT pg_notify('outbox ' || outbox_id, {announcement})
     FROM fence
     WHERE %(watermark)s::text IS NOT NULL
 )
+
+-- announcement --
+-- Part of `purge_published` and `heartbeat`: the text, and a proof that its author can read the outbox's secret, for anybody who may connect
+-- may notify, and listen.
+concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END, encode(sha256(uuid_send(secret) || sha256(
+    uuid_send(secret) || convert_to(concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END), 'UTF8')
+)), 'hex'))
 
 -- ids_one_by_one --
 -- Part of `purge_published`: ids that lie scattered.
@@ -318,7 +325,7 @@ WHERE shard = %(shard)s
 -- Makes the outbox of a copied database another than the one that it was copied from: its own id, and nothing known of a ledger, of a
 -- history or of what is published. No view is followed, so that no statement of an earlier leader does anything.
 UPDATE {leader}
-SET outbox_id = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
+SET outbox_id = gen_random_uuid(), secret = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
     member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
     handover_asked_at = NULL, delivery = NULL, transactional_ids = ARRAY[]::text[], system_identifier = NULL, timeline = NULL, table_oid = NULL,
     database_oid = NULL, ledger_topic_id = NULL, witnessed_batch = 0, ledger_offset = 0,
@@ -387,7 +394,7 @@ RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass
     CASE WHEN sequence IS NULL THEN 9223372036854775807
          WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END, beats,
     CASE WHEN %(watermark)s::text IS NOT NULL THEN
-         pg_notify('outbox ' || outbox_id, concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7900 THEN %(watermark)s::text END)) END
+         pg_notify('outbox ' || outbox_id, {announcement}) END
 
 -- note_error --
 -- Leaves the reason why this view could not go on where `check` and an operator find it.
@@ -412,18 +419,18 @@ SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snaps
    AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))
 
 -- commit_once --
--- Enters a job's commit. No row comes back when the same job and version has committed before; a rival that is committing is waited for.
+-- Enters a job's commit. No row comes back when the same role's job and version has committed before; a rival that is committing is waited for.
 INSERT INTO {commits} (app_id, version, records, incarnation)
 VALUES (%(app_id)s, %(version)s, %(records)s, (SELECT incarnation FROM {leader} WHERE shard = 0))
 ON CONFLICT DO NOTHING
 RETURNING transaction_id::text
 
 -- earlier_commit --
--- What the same job and version has committed before, with the parts of its ticket. Incarnation 0, which no outbox is ever in: nobody
+-- What the same role's job and version has committed before, with the parts of its ticket. Incarnation 0, which no outbox is ever in: nobody
 -- knows the transaction's.
 SELECT entry.transaction_id::text, entry.records, fence.outbox_id, coalesce(entry.incarnation, 0)
 FROM {commits} AS entry CROSS JOIN {leader} AS fence
-WHERE app_id = %(app_id)s AND version = %(version)s AND shard = 0
+WHERE app_id = %(app_id)s AND version = %(version)s AND owner IN (current_user, ''::pg_catalog.name) AND shard = 0
 
 -- harvest_privileges --
 -- What the connected role may do with the tables, as the harvester needs it.

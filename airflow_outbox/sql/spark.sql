@@ -61,7 +61,7 @@ SELECT pg_advisory_xact_lock(hashtextextended(%(app_id)s::text, %(version)s::big
 
 -- later_epoch --
 -- The newest batch of a stream behind this one, if any: a stream's batches come in order.
-SELECT max(version) FROM {commits} WHERE app_id = %(app_id)s AND version > %(version)s
+SELECT max(version) FROM {commits} WHERE app_id = %(app_id)s AND version > %(version)s AND owner IN (current_user, '')
 
 -- staged_text --
 -- The next pieces, some MiB at a time.
@@ -123,7 +123,7 @@ WHERE tag ->> 'run' = %(run)s
       OR (tag ->> 'created')::bigint < extract(epoch FROM now()) - %(ttl)s
       OR EXISTS (
           SELECT FROM {commits}
-          WHERE app_id = tag ->> 'app_id'
+          WHERE app_id = tag ->> 'app_id' AND owner IN (current_user, '')
                 AND (version = (tag ->> 'version')::bigint OR (tag ->> 'is_stream')::boolean AND version > (tag ->> 'version')::bigint)
       )
 ORDER BY relname

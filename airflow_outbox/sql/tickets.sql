@@ -2,13 +2,14 @@
 -- connections, so every function is named with its schema, and every operator finds exactly its types in pg_catalog.
 
 -- watermarks --
--- How far everything is out, one row a shard; why nobody can tell; and which run of which server has answered.
-SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text
+-- How far everything is out, one row a shard; why nobody can tell; which run of which server has answered; and by what announcements are
+-- proved.
+SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, secret
 FROM {published} ORDER BY shard
 
 -- account --
 -- The same, with the last batch and the records published of each topic by then.
-SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, batch, topics
+SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, secret, batch, topics
 FROM {published} ORDER BY shard
 
 -- doubt --

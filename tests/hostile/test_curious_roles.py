@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,14 @@ from harvesting import COMMAND, PARTITIONS
 from hostile.traps import TRAP, lay_traps
 
 from airflow_outbox import OutboxRecord, published, stash
+from airflow_outbox.connection import render
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.hooks.commits import earlier_ticket
+from airflow_outbox.listening import Listener
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+from airflow_outbox.tickets import TicketState
 
 PASSWORD = "for this test"
 ROLES = ("owner", "stash", "harvest", "look", "operate", "job", "curious")
@@ -103,3 +112,96 @@ def test_functions_and_operators_of_others_are_not_called(town: Town) -> None:
     town.command("operate", "pause")
     town.command("operate", "resume")
     assert TRAP not in town.command("harvest", "check")
+
+
+def test_a_commit_counts_for_the_role_that_entered_it(town: Town) -> None:
+    """Another task's id is predictable: an entry of somebody else must not keep the task from writing."""
+    town.make_outbox()
+    for line in town.command("owner", "grant", "--job", town.role("curious")).splitlines():
+        with town.connect("owner") as owner:
+            owner.execute(line.encode())
+    name = OutboxName.parse("outbox")
+    forged = {"app_id": "airflow/shop/run/stash/-1", "version": 0, "records": 0}
+    enter = render(statements("queries.sql")["commit_once"], name)
+    with town.connect("curious") as curious:
+        assert curious.execute(enter, forged).fetchone() is not None
+        for column, value in {"owner": f"'{town.role('job')}'", "transaction_id": "'7'::xid8"}.items():
+            columns = f"(app_id, version, records, {column})"
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                curious.execute(f"INSERT INTO outbox_commits {columns} VALUES ('a', 1, 1, {value})".encode())
+    with town.connect("job") as job:
+        assert earlier_ticket(job, name, app_id=forged["app_id"], version=0) is None
+        assert job.execute(enter, {**forged, "records": 3}).fetchone() is not None
+        assert earlier_ticket(job, name, app_id=forged["app_id"], version=0) is not None
+
+
+def test_a_request_bears_the_name_of_who_asks(town: Town) -> None:
+    town.make_outbox()
+    with town.connect("owner") as owner, town.connect("operate") as operator:
+        owner.execute(
+            "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
+            " kafka_header_values, transaction_id, incarnation) VALUES (1, now(), 't', 'k', '{}', '{}', '7', 1)"
+        )
+        for column in ("requested_by = 'somebody else'", "requested_at = now()"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                operator.execute(f"UPDATE outbox_parked SET requested = 'discard', {column}".encode())
+        operator.execute("UPDATE outbox_parked SET requested = 'discard', request_reason = 'why not'")
+        asked = owner.execute("SELECT requested_by, requested_at > now() - interval '1 minute' FROM outbox_parked")
+        assert asked.fetchall() == [(town.role("operate"), True)]
+
+
+async def test_an_announcement_of_somebody_else_is_not_believed(town: Town) -> None:
+    town.make_outbox()
+    with town.connect("stash") as app, app.transaction():
+        ticket = stash(app, OutboxRecord(town.topic, "k", "v"))
+    town.command("harvest", "harvest", "--until", "drained")
+    with town.connect("stash") as app, app.transaction():
+        later = stash(app, OutboxRecord(town.topic, "k", "v"))
+    told: list[TicketState] = []
+
+    async def listen() -> None:
+        async with aclosing(Listener(town.dsn("stash")).statuses(OutboxName.parse("outbox"), later)) as statuses:
+            async for status in statuses:
+                told.append(status.state)
+
+    listening = asyncio.create_task(listen())
+    with town.connect("curious") as curious:
+        for _ in range(30):
+            for text in ("0 1 1:99999999:", f"0 1 1:99999999: {'0' * 64}"):
+                curious.execute("SELECT pg_notify(%s, %s)", [f"outbox {ticket.outbox_id}", text])
+            await asyncio.sleep(0.1)
+    listening.cancel()
+    assert set(told) == {TicketState.WAITING}
+
+
+SETTINGS = {
+    "default_transaction_read_only": "on",
+    "default_transaction_isolation": "serializable",
+    "DateStyle": "German",
+    "IntervalStyle": "sql_standard",
+    "TimeZone": "Asia/Kathmandu",
+    "bytea_output": "escape",
+    "search_path": "",
+    "synchronous_commit": "off",
+    "statement_timeout": "1",
+    "standard_conforming_strings": "off",
+}
+
+
+def test_what_a_role_has_set_changes_nothing(town: Town) -> None:
+    town.make_outbox()
+    with psycopg.connect(town.server.dsn(town.database), autocommit=True) as superuser:
+        for role in ("harvest", "look", "operate"):
+            for name, value in SETTINGS.items():
+                superuser.execute(f"ALTER ROLE {town.role(role)} SET {name} = '{value}'".encode())
+    with town.connect("stash") as app, app.transaction():
+        ticket = stash(app, OutboxRecord(town.topic, "k", "v"))
+    settings = {"outbox_table": "public.outbox"}
+    town.command("harvest", "harvest", "--until", "drained", **settings)
+    with town.connect("stash") as app:
+        assert published(app, ticket)
+    [shard] = json.loads(town.command("look", "status", "--output", "json", **settings))["shards"]
+    assert (shard["published"], shard["last_error"]) == (1, None)
+    town.command("operate", "pause", **settings)
+    town.command("operate", "parked list", **settings)
+    assert "missing" not in town.command("harvest", "check", **settings)
