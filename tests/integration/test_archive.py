@@ -133,7 +133,9 @@ def test_init_makes_the_archive_with_partitions_for_days_ahead_once(
     bounds = query(
         f"SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE relname = 'outbox_archive_{today():%Y%m%d}'"
     )
-    with psycopg.connect(connection.info.dsn, options="-c TimeZone=Asia/Tokyo") as elsewhere:
+    with psycopg.connect(
+        connection.info.dsn, password=connection.info.password, options="-c TimeZone=Asia/Tokyo"
+    ) as elsewhere:
         Archive(elsewhere, NAME).tend(now=datetime.now(UTC) + timedelta(days=1), retention=MONTH)
     connection.execute("SET TimeZone = 'Asia/Tokyo'")
     assert len(Archive(connection, NAME).days()) == DAYS_AHEAD + 2
