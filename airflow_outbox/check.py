@@ -24,6 +24,7 @@ from airflow_outbox.harvest.topics import KafkaNames, unusable
 from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import GOHARVEST_COLUMNS
+from airflow_outbox.soundness import problems
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable
 
@@ -105,12 +106,20 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
                 missing,
                 f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`",
             )
+    for problem in problems(connection, name):
+        yield Finding(missing, f"{problem}. Harvesting from it is not safe: correct that as its owner, or drop it")
     if "transaction_id" in columns and not is_guarded(connection, name):
         yield Finding(
             dangerous,
             f"the trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
             "not always on: rows that are restored or copied into it may wait until another member leads. "
             "Run `airflow-outbox init`",
+        )
+    if _ask(connection, "encoding", name) == "SQL_ASCII":
+        yield Finding(
+            dangerous,
+            "the database's encoding is SQL_ASCII, so Postgres takes text that is not UTF-8, and such a record can't "
+            "be published. Use a database with the encoding UTF8",
         )
     if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
         yield Finding(

@@ -68,7 +68,7 @@ def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Com
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
     beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
-    texts = {f"{suffix}_text": sql.Literal(name.text(suffix)) for suffix in ("commits", "parked", "published")}
+    texts = {f"{suffix or 'outbox'}_text": sql.Literal(name.text(suffix)) for suffix in ("", *beside)}
     return sql.SQL(cast("Any", statement)).format(**{**tables, **texts, **parts})
 
 
@@ -99,7 +99,9 @@ def connect(
             return psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
         connection = OutboxConnection.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
         durable = sql.SQL("on" if waits_for_standbys else "local")
-        begin = sql.SQL(cast("Any", statements("queries.sql")["begin_session"])).format(durable=durable)
+        encoding = sql.Literal("UTF8")
+        statement = cast("Any", statements("queries.sql")["begin_session"])
+        begin = sql.SQL(statement).format(durable=durable, encoding=encoding)
         [connection.schemas] = connection.execute(begin).fetchone() or ((),)
     except psycopg.Error as error:
         if _REFUSED.search(str(error)):

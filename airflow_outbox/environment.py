@@ -1,4 +1,4 @@
-"""What processes that this package starts get of the environment of Airflow's own."""
+"""The environment of processes that this package starts."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from airflow_outbox.connection import located, read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
 from airflow_outbox.loaded_rows import guard_loaded_rows
 from airflow_outbox.names import OutboxName, identifier
+from airflow_outbox.soundness import require_sound
 from airflow_outbox.sql import migrations, script, statements
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
@@ -68,12 +69,14 @@ def init_outbox(
             connection.execute(render(script("schema.sql"), name, **types))
             guard_loaded_rows(connection, name)
             _make_staging(connection, name)
+            require_sound(connection, name)  # an archive may be there before the outbox
             done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
             return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
             raise ConfigurationError(
                 f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
             )
+        require_sound(connection, name)
         done = _migrate(connection, name, _version(connection, name))
         if transaction_id and "transaction_id" not in found:
             _execute(connection, "add_transaction_id", name)

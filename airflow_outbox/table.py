@@ -30,6 +30,7 @@ from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
+from airflow_outbox.soundness import require_sound
 from airflow_outbox.sql import statements
 
 SCHEMA_VERSION = 6
@@ -96,6 +97,10 @@ class OutboxTable:
                 f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}"
             )
         return Identity(outbox_id, incarnation)
+
+    def require_sound(self) -> None:
+        """Raise ConfigurationError unless the tables are what they are taken for."""
+        require_sound(self.connection, self.name)
 
     def backend(self) -> dict[str, Any]:
         """This connection's backend, as take_over() wants it."""

@@ -196,7 +196,7 @@ class Watermarks:
 
 
 def proof_of(text: str, secret: UUID) -> str:
-    """What an announcement with this text ends with (sql/queries.sql: announcement)."""
+    """The proof at the end of an announcement with this text (sql/queries.sql: announcement)."""
     return sha256(secret.bytes + sha256(secret.bytes + text.encode()).digest()).hexdigest()
 
 

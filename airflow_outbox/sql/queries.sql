@@ -10,7 +10,7 @@
 SELECT pg_catalog.current_schemas(false)::pg_catalog.text[];
 SET search_path = pg_catalog;
 SET synchronous_commit = {durable};
-SET client_encoding = 'UTF8';
+SET client_encoding = {encoding};
 SET standard_conforming_strings = on;
 SET default_transaction_isolation = 'read committed';
 SET default_transaction_read_only = off;
@@ -452,8 +452,8 @@ CREATE SCHEMA {schema}
 CREATE SCHEMA {staging} AUTHORIZATION {owner}
 
 -- staging_schema --
--- Who owns the schema in which jobs stage, if it is there, and whether that is the outbox's owner or a superuser; who owns the outbox; and
--- whether the connected role may make schemas.
+-- The owner of the schema in which jobs stage (null: it is not there), and whether that is the outbox's owner or a superuser; the outbox's
+-- owner; and whether the connected role may make schemas.
 SELECT holder.oid::regrole::text, coalesce(holder.rolsuper OR holder.oid = relowner, true), relowner::regrole::text,
        has_database_privilege(current_database(), 'CREATE')
 FROM pg_class
@@ -479,6 +479,9 @@ SELECT pg_backend_pid()
 -- sequence_cache --
 -- How many ids a session draws at once.
 SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass(pg_get_serial_sequence(%(outbox)s, 'id'))
+
+-- encoding --
+SELECT current_setting('server_encoding')
 
 -- synchronous_standbys --
 -- The standbys that commits wait for, as the server is told to find them; empty when there are none.

@@ -15,17 +15,23 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, NewTopic
 from harvesting import COMMAND, PARTITIONS
 from hostile.traps import TRAP, lay_traps
 
 from airflow_outbox import OutboxRecord, published, stash
+from airflow_outbox.cli import main
 from airflow_outbox.connection import render
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.listening import Listener
 from airflow_outbox.names import OutboxName
+from airflow_outbox.soundness import require_sound
 from airflow_outbox.sql import statements
 from airflow_outbox.tickets import TicketState
 
@@ -59,20 +65,19 @@ class Town:
         settings = {"data_source": self.dsn(role), "kafka": {"bootstrap.servers": self.bootstrap}, **more}
         file.write_text(yaml.safe_dump(settings))
         command, *options = words
-        done = subprocess.run(
-            [*COMMAND, *command.split(), "-f", str(file), *options],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        arguments = [*command.split(), "-f", str(file), *options]
+        if command != "harvest":  # which ends its process
+            result = CliRunner().invoke(main, arguments)
+            assert result.exit_code == status, (result.output, result.exception)
+            return result.output
+        done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def make_outbox(self) -> None:
         self.command("owner", "init")
-        for role in ("stash", "harvest", "look", "operate", "job"):
-            self.command("owner", "grant", f"--{role}", self.role(role), "--run")
+        granted = ("stash", "harvest", "look", "operate", "job")
+        self.command("owner", "grant", *(f"--{role}={self.role(role)}" for role in granted), "--run")
 
 
 @pytest.fixture
@@ -106,12 +111,57 @@ def test_functions_and_operators_of_others_are_not_called(town: Town) -> None:
     town.command("harvest", "harvest", "--until", "drained")
     with town.connect("stash") as app:
         assert published(app, ticket)
-    assert "10" in town.command("look", "status")
-    assert "published" in town.command("stash", "status", "--ticket", str(ticket))
+    [shard] = json.loads(town.command("look", "status", "--output", "json"))["shards"]
+    assert (shard["published"], shard["last_error"]) == (10, None)
+    told = town.command("stash", "status", "--ticket", str(ticket), "--output", "json")
+    assert json.loads(told)["state"] == "published"
     town.command("operate", "parked list")
     town.command("operate", "pause")
     town.command("operate", "resume")
     assert TRAP not in town.command("harvest", "check")
+
+
+def test_a_table_that_is_there_already_must_be_the_owners(town: Town) -> None:
+    """`outbox_archive`, made beforehand, would get all that is published."""
+    problem = f"outbox_archive belongs to {town.role('curious')}"
+    with town.connect("curious") as curious:
+        curious.execute("CREATE TABLE outbox_archive (id bigint)")
+        assert problem in town.command("owner", "init", status=1, purge="archive")
+        curious.execute("DROP TABLE outbox_archive")
+        town.make_outbox()
+        curious.execute("CREATE TABLE outbox_archive (id bigint)")
+        curious.execute(f"GRANT ALL ON outbox_archive TO {town.role('harvest')}, {town.role('owner')}".encode())
+    assert problem in town.command("owner", "init", status=1, purge="archive")
+    assert problem in town.command("harvest", "harvest", "--until", "drained", status=1, purge="archive")
+    assert problem in town.command("harvest", "check", status=1, purge="archive")
+
+
+STRANGE = {
+    "ALTER TABLE outbox_parked SET UNLOGGED": "outbox_parked is unlogged",
+    "CREATE RULE away AS ON DELETE TO outbox DO INSTEAD NOTHING": "outbox has the rule away",
+    "ALTER TABLE outbox_leader ENABLE ROW LEVEL SECURITY": "outbox_leader has row level security",
+    "ALTER TABLE outbox_commits RENAME TO mine; CREATE VIEW outbox_commits AS TABLE mine": "outbox_commits is a view",
+    "CREATE TABLE child () INHERITS (outbox)": "outbox has tables that inherit from it",
+    "GRANT TRIGGER ON outbox TO {curious}; SET ROLE {curious}; CREATE TRIGGER mine AFTER DELETE ON outbox"
+    " FOR EACH ROW EXECUTE FUNCTION mine()": "outbox has the trigger mine",
+    "ALTER TABLE outbox DROP CONSTRAINT outbox_pkey": "outbox has no primary key",
+}
+
+
+def test_what_an_outbox_must_not_have_is_named(town: Town) -> None:
+    town.make_outbox()
+    name = OutboxName.parse("outbox")
+    with psycopg.connect(town.server.dsn(town.database), autocommit=True) as anybody:
+        anybody.execute("CREATE FUNCTION mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        anybody.execute(f"ALTER FUNCTION mine() OWNER TO {town.role('curious')}".encode())
+        for changes, problem in STRANGE.items():
+            with anybody.transaction(force_rollback=True):
+                anybody.execute(changes.format(curious=town.role("curious")).encode())
+                anybody.execute(f"RESET ROLE; SET LOCAL ROLE {town.role('harvest')}".encode())
+                with pytest.raises(ConfigurationError, match=problem):
+                    require_sound(anybody, name)
+        anybody.execute(f"SET ROLE {town.role('harvest')}".encode())
+        require_sound(anybody, name)
 
 
 def test_a_commit_counts_for_the_role_that_entered_it(town: Town) -> None:
@@ -183,7 +233,6 @@ SETTINGS = {
     "bytea_output": "escape",
     "search_path": "",
     "synchronous_commit": "off",
-    "statement_timeout": "1",
     "standard_conforming_strings": "off",
 }
 
@@ -205,3 +254,18 @@ def test_what_a_role_has_set_changes_nothing(town: Town) -> None:
     town.command("operate", "pause", **settings)
     town.command("operate", "parked list", **settings)
     assert "missing" not in town.command("harvest", "check", **settings)
+
+
+async def test_nobody_harvests_a_table_that_may_keep_what_is_published(town: Town) -> None:
+    town.make_outbox()
+    table = PostgresTable(town.dsn("harvest"), OutboxName.parse("outbox"), Limits())
+    await table.take_over(uuid.uuid4())
+    with town.connect("owner") as owner:
+        owner.execute("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        owner.execute("CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()")
+    problem = "outbox has the trigger keep before a delete"
+    with pytest.raises(ConfigurationError, match=problem):
+        await table.take_over(uuid.uuid4())
+    await table.close()
+    assert problem in town.command("harvest", "check", status=1)
+    assert problem in town.command("harvest", "harvest", "--until", "drained", status=1)

@@ -31,7 +31,7 @@ LAYERS = [
     {"stash", "tickets"},
     {"archive", "parked", "parked_requests"},
     {"table"},
-    {"loaded_rows"},
+    {"loaded_rows", "soundness"},
     {"connection"},
     {"environment", "fence", "finding", "keeping", "names", "pages", "records", "sql"},
     {"errors"},

@@ -1,6 +1,6 @@
 -- Announcements carry a proof that only roles of the outbox can make, and what a job or an operator has done is noted under the role that did it.
 
--- Who may not read the secret can't announce.
+-- A role that may not read the secret can't announce.
 ALTER TABLE {leader} ADD COLUMN secret UUID NOT NULL DEFAULT gen_random_uuid();
 
 CREATE OR REPLACE VIEW {published} AS
