@@ -15,7 +15,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import render, translated
+from airflow_outbox.connection import located, render, translated
 from airflow_outbox.errors import InvalidNameError, OutboxMissingError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
@@ -30,7 +30,7 @@ class Archive:
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
         self._connection = connection
-        self._name = name
+        self._name = located(connection, name)
 
     @property
     def exists(self) -> bool:
@@ -112,7 +112,7 @@ class Archive:
         )
         self._connection.execute(render(statements("queries.sql")["wait_briefly"], self._name))
 
-    def _partition(self, day: date) -> sql.Identifier:
+    def _partition(self, day: date) -> sql.Composable:
         return self._name.beside(f"archive_{day:%Y%m%d}")
 
     def _partition_name(self, day: date) -> str:

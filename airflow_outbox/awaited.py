@@ -165,12 +165,17 @@ class Awaited:
         self.watermarks = found
 
     def hear(self, payload: str, now: float) -> None:
-        """Take note of an announcement; of one that can't be understood, too: it is a reason to look."""
-        self.heard_at = now
+        """Take note of an announcement that is proved; of one that can't be understood, too: it is a reason to look.
+        Anybody who may connect to the database can send others.
+        """
         known = self.watermarks
+        text, _, proof = payload.rpartition(" ")
+        if known is None or not known.proves(text, proof):
+            return
+        self.heard_at = now
         try:
-            shard, incarnation, snapshot = payload.split(" ")
-            if known is None or int(incarnation) != known.incarnation or not shard.isdecimal():
+            shard, incarnation, snapshot = text.split(" ")
+            if int(incarnation) != known.incarnation or not shard.isdecimal():
                 raise ValueError(payload)
             self.watermarks = known.later(int(shard), Snapshot.parse(snapshot))
             if known.doubt is not None:

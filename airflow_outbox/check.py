@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError as BrokerError
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.archive import Archive
 from airflow_outbox.brokers import examine_transactions
-from airflow_outbox.connection import Column, connect, read_columns, render
+from airflow_outbox.connection import Column, connect, located, read_columns, render
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
 from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
@@ -25,6 +25,7 @@ from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import ParkedRequests
 from airflow_outbox.schema import GOHARVEST_COLUMNS
+from airflow_outbox.soundness import problems
 from airflow_outbox.sql import statements
 from airflow_outbox.table import OutboxTable
 
@@ -46,14 +47,15 @@ def examine(config: HarvestConfig) -> list[Finding]:
     outbox_id, topics = None, set[str]()
     try:
         with closing(connect(config.data_source, purpose="check")) as connection:
-            findings += _examine_postgres(connection, config.name)
+            name = located(connection, config.name)
+            findings += _examine_postgres(connection, name)
             if not config.wait_for_standbys:
-                findings += _examine_standbys(connection, config.name)
+                findings += _examine_standbys(connection, name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
-                outbox_id = OutboxTable(connection, config.name).identity().outbox_id
+                outbox_id = OutboxTable(connection, name).identity().outbox_id
                 findings += _examine_archive(connection, config) if config.archives else []
-                topics = _pending_topics(connection, config.name)
-                findings += _examine_parked(connection, config.name)
+                topics = _pending_topics(connection, name)
+                findings += _examine_parked(connection, name)
     except PostgresError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     try:
@@ -71,8 +73,9 @@ def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
     Asks Postgres, and not Kafka. Raises PostgresError.
     """
     with closing(connect(config.data_source, purpose="check")) as connection:
-        identity = OutboxTable(connection, config.name).identity()
-        wanted = {*topics, *_pending_topics(connection, config.name)} or {DATA_TOPIC}
+        table = OutboxTable(connection, config.name)
+        identity = table.identity()
+        wanted = {*topics, *_pending_topics(connection, table.name)} or {DATA_TOPIC}
     return needed_acls(config, KafkaNames.of(config, identity.outbox_id), wanted)
 
 
@@ -106,12 +109,20 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
                 missing,
                 f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`",
             )
+    for problem in problems(connection, name):
+        yield Finding(missing, f"{problem}. Harvesting from it is not safe: correct that as its owner, or drop it")
     if "transaction_id" in columns and not is_guarded(connection, name):
         yield Finding(
             dangerous,
             f"the trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
             "not always on: rows that are restored or copied into it may wait until another member leads. "
             "Run `airflow-outbox init`",
+        )
+    if _ask(connection, "encoding", name) == "SQL_ASCII":
+        yield Finding(
+            dangerous,
+            "the database's encoding is SQL_ASCII, so Postgres takes text that is not UTF-8, and such a record can't "
+            "be published. Use a database with the encoding UTF8",
         )
     if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
         yield Finding(

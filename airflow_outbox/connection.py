@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzLoader
 
 from airflow_outbox.errors import (
+    DataSourceError,
     LoginRefusedError,
     OutboxError,
     OutboxMissingError,
@@ -33,6 +34,11 @@ _REFUSED = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects|not permitted to log in"
     r'|(role|database) ".*" does not exist'
 )
+# With a password that is not percent-encoded, libpq would take a part of it for the host, and name that.
+_URI = re.compile(
+    r"postgres(?:ql)?://(?:[^@/?#\s]*@)?(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?(?:,(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?)*"
+    r"(?:/[^@/?#]*)?(?:\?[^#]*)?"
+)
 KEEP_ALIVE = {
     "connect_timeout": 5,
     "keepalives_idle": 2,
@@ -40,6 +46,14 @@ KEEP_ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 5000,
 }
+
+
+class OutboxConnection(psycopg.Connection[Any]):
+    """A connection for the outbox's own statements. It looks for functions, operators and types in `pg_catalog` alone,
+    so that nobody else's can take their place; `schemas` is where it looks for an outbox whose schema is not named.
+    """
+
+    schemas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +115,10 @@ def storable(connection: psycopg.Connection[Any], text: str) -> str:
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
     """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
-    beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded")
+    beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
-    return sql.SQL(cast("Any", statement)).format(**{**tables, **parts})
+    texts = {f"{suffix or 'outbox'}_text": sql.Literal(name.text(suffix)) for suffix in ("", *beside)}
+    return sql.SQL(cast("Any", statement)).format(**{**tables, **texts, **parts})
 
 
 def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
@@ -124,20 +139,23 @@ def connect(
     `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
     """
+    given = parsed(data_source)
     try:
-        given = psycopg.conninfo.conninfo_to_dict(data_source)
         settings = {**KEEP_ALIVE, "application_name": f"airflow-outbox {purpose}", **given}
         if is_pooled:
             settings |= {"client_encoding": "UTF8", "prepare_threshold": None}
-        connection = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        if is_pooled:
+            pooled = psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+            load_all_values(pooled)
+            return pooled
+        connection = OutboxConnection.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
         load_all_values(connection)
-        if not is_pooled:
-            durable = "on" if waits_for_standbys else "local"
-            encoding = "SQL_ASCII" if _checks_no_encoding(connection) else "UTF8"  # Postgres gives out no bad UTF-8
-            connection.execute(
-                f"SET synchronous_commit = {durable}; SET client_encoding = '{encoding}'; SET lock_timeout = '10s';"
-                " SET statement_timeout = 0"  # the caller knows how long a statement may take
-            )
+        durable = sql.SQL("on" if waits_for_standbys else "local")
+        # Postgres gives out no bad UTF-8.
+        encoding = sql.Literal("SQL_ASCII" if _checks_no_encoding(connection) else "UTF8")
+        statement = cast("Any", statements("queries.sql")["begin_session"])
+        begin = sql.SQL(statement).format(durable=durable, encoding=encoding)
+        [connection.schemas] = connection.execute(begin).fetchone() or ((),)
     except psycopg.Error as error:
         if _REFUSED.search(str(error)):
             raise LoginRefusedError(
@@ -149,8 +167,32 @@ def connect(
     return connection
 
 
+def parsed(data_source: str) -> dict[str, Any]:
+    """The parameters of a libpq connection string or URI. Raises DataSourceError, which quotes nothing of it."""
+    is_uri = data_source.startswith(("postgresql://", "postgres://"))
+    try:
+        if is_uri and not _URI.fullmatch(data_source):
+            raise DataSourceError(is_uri=is_uri)
+        return psycopg.conninfo.conninfo_to_dict(data_source)
+    except psycopg.ProgrammingError:
+        raise DataSourceError(is_uri=is_uri) from None  # the cause quotes what it could not read, perhaps a password
+
+
 def _reason(error: psycopg.Error) -> str:
     return " ".join((error.diag.message_primary or str(error)).split())
+
+
+def located(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxName:
+    """The name with its schema: the first one of the connection's that has such a table, or else that would get it.
+
+    On a connection that is not the outbox's own, names are left to the search path. Raises PostgresError.
+    """
+    if not isinstance(connection, OutboxConnection) or name.schema or name.found_in or not connection.schemas:
+        return name
+    values = {"schemas": list(connection.schemas), "table": name.table}
+    with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(cast("Any", statements("queries.sql")["schema_of"]), values).fetchone()
+    return name.located(row[0] if row else connection.schemas[0])
 
 
 @contextmanager

@@ -87,6 +87,22 @@ class LoginRefusedError(PostgresUnreachableError):
     """Postgres refused the login. Check the data source's user, password and database."""
 
 
+class DataSourceError(PostgresError):
+    """The data source can't be read. It is not shown, for there may be a password in it.
+
+    Give `key=value` pairs with values in single quotes where they have spaces, or a URI with `@ : / ? # %` of user and
+    password written as `%40 %3A %2F %3F %23 %25`.
+    """
+
+    def __init__(self, *, is_uri: bool) -> None:
+        remedy = (
+            "In a URI write @ : / ? # % of user and password as %40 %3A %2F %3F %23 %25"
+            if is_uri
+            else "Give key=value pairs, with values in single quotes where they have spaces, or a URI"
+        )
+        super().__init__(f"the data source is no connection string that Postgres understands. {remedy}")
+
+
 class KafkaError(OutboxError):
     """Kafka refused or could not be reached. Check bootstrap.servers, the credentials and the broker's log."""
 

@@ -189,10 +189,10 @@ class Listener:
         attended.learn(stored)
         topics: dict[str, int] = {}
         for row in rows:
-            for topic, count in row[7].items():
+            for topic, count in row[8].items():
                 topics[topic] = topics.get(topic, 0) + count
         for news in attended.followers:
-            news.put_nowait(Account(stored, max(row[6] for row in rows), topics))
+            news.put_nowait(Account(stored, max(row[7] for row in rows), topics))
 
     async def _judge(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, cast
 
 from psycopg import sql
 
@@ -13,6 +14,7 @@ from airflow_outbox.errors import InvalidNameError
 _PART = r'(?:"(?:[^"\x00]|"")+"|[A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]*)'
 _NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
 _LONGEST_SUFFIX = "_published"
+_STAGING = "_staging"
 _MAX_IDENTIFIER_BYTES = 63
 
 
@@ -26,12 +28,30 @@ def _fold(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()
 
 
+def identifier(*parts: str) -> sql.Composable:
+    """A quoted name for a statement: in one line, and without `%`, which psycopg takes for a placeholder's."""
+    if not any(character == "%" or not character.isprintable() for part in parts for character in part):
+        return sql.Identifier(*parts)
+    return sql.SQL(".").join(sql.SQL(cast("Any", _escaped(part))) for part in parts)
+
+
+def _escaped(part: str) -> str:
+    letters = (
+        character if character.isalnum() and character.isascii() else f"\\+{ord(character):06x}" for character in part
+    )
+    return f'U&"{"".join(letters)}"'
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxName:
-    """The outbox's table; the tables beside it are named after it. `schema` None leaves it to the search path."""
+    """The outbox's table; the tables beside it are named after it. `schema` None leaves it to the search path.
+
+    `found_in` is the schema in which a name without one was found (None: nobody has looked).
+    """
 
     schema: str | None
     table: str
+    found_in: str | None = field(default=None, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -53,14 +73,35 @@ class OutboxName:
             )
         return name
 
-    def beside(self, suffix: str) -> sql.Identifier:
+    def beside(self, suffix: str) -> sql.Composable:
         """The quoted name of a table of this outbox: `""` for itself, `"leader"` for `<outbox>_leader`."""
-        table = f"{self.table}_{suffix}" if suffix else self.table
-        return sql.Identifier(self.schema, table) if self.schema else sql.Identifier(table)
+        return identifier(*self._parts(suffix))
+
+    def sibling(self, suffix: str) -> Self:
+        """The table `<outbox>_<suffix>`, by a name of its own."""
+        return replace(self, table=f"{self.table}_{suffix}")
+
+    def located(self, schema: str) -> Self:
+        """The same name, in this schema unless it says another. It still shows as it was written."""
+        return replace(self, found_in=schema)
+
+    def staging_schema(self, schema: str) -> str:
+        """The schema in which jobs stage what they write into this outbox, which is in `schema`."""
+        whole = f"{schema}_{self.table}{_STAGING}"
+        if len(whole.encode()) <= _MAX_IDENTIFIER_BYTES:
+            return whole
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+        room = _MAX_IDENTIFIER_BYTES - len(_STAGING) - len(digest) - 1
+        return f"{whole.encode()[:room].decode(errors='ignore')}_{digest}{_STAGING}"
 
     def text(self, suffix: str = "") -> str:
         """The same as text, as to_regclass() takes it."""
-        return self.beside(suffix).as_string(None)
+        return sql.Identifier(*self._parts(suffix)).as_string(None)
+
+    def _parts(self, suffix: str) -> list[str]:
+        table = f"{self.table}_{suffix}" if suffix else self.table
+        schema = self.schema or self.found_in
+        return [schema, table] if schema else [table]
 
     def __str__(self) -> str:
-        return self.text()
+        return replace(self, found_in=None).text()

@@ -58,9 +58,10 @@ class ParkedRequests:
     """The operators' statements, over one connection. Methods raise PostgresError and OutboxMissingError."""
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
+        table = OutboxTable(connection, name)
         self._connection = connection
-        self._name = name
-        self._columns = OutboxTable(connection, name).columns
+        self._name = table.name
+        self._columns = table.columns
         has_transactions = "transaction_id" in self._columns
         self._parts: dict[str, sql.Composable] = {
             **column_types(self._columns),

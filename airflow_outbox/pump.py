@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from airflow_outbox.connection import connect, translated
+from airflow_outbox.connection import connect, located, translated
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.records import OutboxRecord
 from airflow_outbox.stash import stash
@@ -36,13 +36,14 @@ def pump(config: HarvestConfig, load: Load, *, report: Callable[[int], None]) ->
     drawn = random.Random(0)
     begun, sent, committed = time.monotonic(), 0, 0
     with closing(connect(config.data_source, purpose="pump")) as connection, translated(config.name):
+        outbox = located(connection, config.name).text()
         while sent < load.records:
             if load.rate is not None:
                 time.sleep(max(0.0, begun + sent / load.rate - time.monotonic()))
             batch = range(sent, min(sent + load.transaction, load.records))
             rolled_back = drawn.random() < load.rollbacks
             with connection.transaction(force_rollback=rolled_back):
-                stash(connection, [_record(number, load) for number in batch], outbox=config.outbox_table)
+                stash(connection, [_record(number, load) for number in batch], outbox=outbox)
             sent = batch.stop
             if not rolled_back:
                 committed += len(batch)

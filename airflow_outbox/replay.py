@@ -76,9 +76,10 @@ class Replayer:
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, replay: Replay) -> None:
         self._connection = connection
-        self._name = name
+        table = OutboxTable(connection, name)
+        self._name = table.name
         self._replay = replay
-        columns = OutboxTable(connection, name).columns
+        columns = table.columns
         Archive(connection, name).require()
         keeps_partition = "kafka_partition" in columns and replay.to_topic is None
         text = "bytes_header_value" if columns["kafka_header_values"].is_bytes else "text_header_value"
@@ -86,12 +87,14 @@ class Replayer:
             **column_types(columns),
             "partition": sql.SQL(", kafka_partition" if keeps_partition else ""),
         }
+        self._parts["by_an_operator"] = self._render("by_an_operator")
         self._parts |= {"header_value": self._render(text), "chosen": self._render("chosen")}
         values = asdict(replay)
         self._values = {
             name: values[name]
             for name in ("replay_id", "topic", "from_id", "to_id", "since", "until", "to_topic", "header")
         }
+        self._values["parked"] = self._name.text("parked")
         self._values["key"] = None if replay.key is None else key_value(replay.key, columns)
         self._prefix = f"replay/{replay.replay_id}/"
         self._app_id = self._prefix + replay.digest

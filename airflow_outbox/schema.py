@@ -14,10 +14,11 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.archive import Archive
-from airflow_outbox.connection import read_columns, render, translated
+from airflow_outbox.connection import located, read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
 from airflow_outbox.loaded_rows import guard_loaded_rows
-from airflow_outbox.names import OutboxName
+from airflow_outbox.names import OutboxName, identifier
+from airflow_outbox.soundness import require_sound
 from airflow_outbox.sql import migrations, script, statements
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
@@ -57,21 +58,25 @@ def init_outbox(
     drops those that are older. Returns, in words, what was done: nothing when all was there. Raises ConfigurationError,
     SchemaVersionError, PostgresError.
     """
+    name = located(connection, name)
     types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
     with translated(name), connection.transaction():
         _execute(connection, "lock_name", name, values={"name": name.text()})
         if name.schema and not _value(connection, "schema_exists", name, schema=name.schema):
-            _execute(connection, "create_schema", name, schema=sql.Identifier(name.schema))
+            _execute(connection, "create_schema", name, schema=identifier(name.schema))
         found = set(read_columns(connection, name))
         if not found:
             connection.execute(render(script("schema.sql"), name, **types))
             guard_loaded_rows(connection, name)
+            _make_staging(connection, name)
+            require_sound(connection, name)  # an archive may be there before the outbox
             done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
             return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
             raise ConfigurationError(
                 f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
             )
+        require_sound(connection, name)
         done = _migrate(connection, name, _version(connection, name))
         if transaction_id and "transaction_id" not in found:
             _execute(connection, "add_transaction_id", name)
@@ -80,11 +85,14 @@ def init_outbox(
         elif "transaction_id" in found:
             mended = guard_loaded_rows(connection, name)
             done = done or mended  # a migration makes them, too
+        made = _make_staging(connection, name)
+        done = done or made
         return done + _tended(connection, name, archive_retention)
 
 
 def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName) -> str | None:
     """What it costs to add the column transaction_id, in words; None where it is there. Raises PostgresError."""
+    name = located(connection, name)
     with translated(name):
         if "transaction_id" in read_columns(connection, name):
             return None
@@ -96,7 +104,8 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
     """The statements that let `grantee` do what `role` does: stash, harvest, look, operate (look, and ask the leader
     for things), or job (stash, and commit once under an id).
     """
-    columns = OutboxTable(connection, name).columns
+    table = OutboxTable(connection, name)
+    name, columns = table.name, table.columns
     parts: list[str] = {"job": ["stash", "job"], "operate": ["look", "operate"]}.get(role, [role])
     if Archive(connection, name).exists:
         parts += {
@@ -112,20 +121,53 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
             cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}
         ).fetchone()
     schema, sequence = where or ("", None)
+    staging, owner = None, None
+    if "job" in parts:
+        staging, holder, owner, _ = _staging(connection, name)
+        parts = parts if holder else ["job_schema", *parts]
     if sequence is None:
         raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
     texts = [
         render(
             statements("grants.sql")[part],
             name,
-            role=sql.Identifier(grantee),
-            schema=sql.Identifier(schema),
-            sequence=sql.SQL(sequence),  # as Postgres gave it: already quoted
+            role=identifier(grantee),
+            schema=identifier(schema),
+            sequence=identifier(*sequence),
             default=name.beside("archive_default"),
+            staging=identifier(staging or ""),
+            owner=sql.SQL(owner or ""),  # as Postgres gave it: already quoted
         ).as_string(connection)
         for part in parts
     ]
     return [line for text in texts for line in text.splitlines() if line and not line.startswith("--")]
+
+
+def _staging(connection: psycopg.Connection[Any], name: OutboxName) -> tuple[str, str | None, str, bool]:
+    """The schema in which jobs stage, who owns it (None: it is not there) and the outbox, and whether the connected
+    role may make it. Raises ConfigurationError when it is somebody else's, who could then read what jobs stage.
+    """
+    with translated(name):
+        schema, _ = _execute(connection, "where_it_is", name, values={"table": name.text()}).fetchone() or ("", None)
+        staging = name.staging_schema(schema)
+        values = {"table": name.text(), "staging": staging}
+        found = _execute(connection, "staging_schema", name, values=values).fetchone()
+    holder, is_trusted, owner, may_make = cast("tuple[str | None, bool, str, bool]", found)
+    if not is_trusted:
+        raise ConfigurationError(
+            f"schema {staging}, where jobs are to stage records, belongs to {holder}, and {name} to {owner}. "
+            f"Drop the schema, or give it to {owner}"
+        )
+    return staging, holder, owner, may_make
+
+
+def _make_staging(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
+    staging, holder, owner, may_make = _staging(connection, name)
+    if holder or not may_make:
+        return []
+    quoted = sql.SQL(cast("Any", owner))  # as Postgres gave it
+    _execute(connection, "create_staging_schema", name, staging=identifier(staging), owner=quoted)
+    return [f"made schema {staging} for what jobs stage"]
 
 
 def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: float | None) -> list[str]:
@@ -152,7 +194,7 @@ def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int
 
 def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
     """The schema version of an outbox that is there."""
-    if not read_columns(connection, OutboxName(name.schema, f"{name.table}_leader")):
+    if not read_columns(connection, name.sibling("leader")):
         return 0
     row = _fetch(connection, "identity", name)
     if row is None:

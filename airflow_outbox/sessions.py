@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from airflow_outbox.connection import KEEP_ALIVE
+from airflow_outbox.connection import KEEP_ALIVE, parsed
 from airflow_outbox.names import OutboxName
 from airflow_outbox.tickets import query
 
@@ -76,7 +76,7 @@ class PostgresSession:
 @asynccontextmanager
 async def connected(data_source: str) -> AsyncIterator[Session]:
     """Open a session, and close it in the end."""
-    given = psycopg.conninfo.conninfo_to_dict(data_source)
+    given = parsed(data_source)
     settings = cast("Any", {**KEEP_ALIVE, **given, "application_name": "airflow-outbox listen"})
     async with asyncio.timeout(PATIENCE):
         connection = await psycopg.AsyncConnection.connect(

@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from airflow_outbox.connection import render, translated
+from airflow_outbox.connection import located, render, translated
 from airflow_outbox.errors import OutboxMissingError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import ParkedCounts, ParkedRequests
@@ -76,7 +76,8 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
 
     Raises OutboxMissingError, SchemaVersionError, PostgresError.
     """
-    identity = OutboxTable(connection, name).identity()
+    table = OutboxTable(connection, name)
+    identity, name = table.identity(), table.name
     with translated(name):
         with connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
             shards = cursor.execute(_query("status", name)).fetchall()
@@ -102,7 +103,7 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
 def ask_pause(connection: psycopg.Connection[Any], name: OutboxName, *, paused: bool) -> None:
     """Ask all leaders, those to come too, to mark nothing more, or to go on. Raises PostgresError."""
     with translated(name):
-        connection.execute(_query("ask_pause", name), {"paused": paused})
+        connection.execute(_query("ask_pause", located(connection, name)), {"paused": paused})
 
 
 def ask_handover(connection: psycopg.Connection[Any], name: OutboxName, *, shard: int) -> ShardStatus:
@@ -111,7 +112,7 @@ def ask_handover(connection: psycopg.Connection[Any], name: OutboxName, *, shard
     Raises OutboxMissingError, PostgresError.
     """
     with translated(name):
-        connection.execute(_query("ask_handover", name), {"shard": shard})
+        connection.execute(_query("ask_handover", located(connection, name)), {"shard": shard})
     found = [status for status in read_status(connection, name).shards if status.shard == shard]
     if not found:
         raise OutboxMissingError(f"{name} has no shard {shard}. `airflow-outbox status` shows its shards")

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, read_columns, render, replicated, storable, translated
+from airflow_outbox.connection import Column, located, read_columns, render, replicated, storable, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -30,6 +30,7 @@ from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading
 from airflow_outbox.records import Snapshot
+from airflow_outbox.soundness import require_sound
 from airflow_outbox.sql import statements
 
 SCHEMA_VERSION = 6
@@ -84,7 +85,7 @@ class OutboxTable:
         are read.
         """
         self.connection = connection
-        self.name = name
+        self.name = located(connection, name)
         self.archives = archives
         self.most_bytes = most_bytes
         self._page_size = PageSize()
@@ -111,6 +112,10 @@ class OutboxTable:
                 f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}"
             )
         return Identity(outbox_id, incarnation)
+
+    def require_sound(self) -> None:
+        """Raise ConfigurationError unless the tables are what they are taken for."""
+        require_sound(self.connection, self.name)
 
     def backend(self) -> dict[str, Any]:
         """This connection's backend, as take_over() wants it."""
@@ -347,7 +352,7 @@ class OutboxTable:
         seen = {"batch": None, "offset": None, "highest_id": None} | (asdict(witness) if witness else {})
         seen |= _account(flushed)
         values = {"published": published, "in_flight": in_flight, "rate": rate, "outbox": self.name.text()}
-        row = self._row("heartbeat", view=view, **values, **seen)
+        row = self._row("heartbeat", self._announcing, view=view, **values, **seen)
         if row is None:
             raise self._fenced()
         paused, handover, table_oid, last_drawn, beats, _ = row
@@ -387,12 +392,16 @@ class OutboxTable:
         return {"returned": sql.SQL("RETURNING *"), "archived": archived(self.name, self.columns)}
 
     @cached_property
+    def _announcing(self) -> Mapping[str, sql.Composable]:
+        return {"announcement": self._render("announcement")}
+
+    @cached_property
     def _purging_one_by_one(self) -> Mapping[str, sql.Composable]:
-        return {**self._purging, "those_ids": self._render("ids_one_by_one")}
+        return {**self._purging, **self._announcing, "those_ids": self._render("ids_one_by_one")}
 
     @cached_property
     def _purging_between(self) -> Mapping[str, sql.Composable]:
-        return {**self._purging, "those_ids": self._render("ids_between")}
+        return {**self._purging, **self._announcing, "those_ids": self._render("ids_between")}
 
     @cached_property
     def _mark(self) -> sql.Composed:

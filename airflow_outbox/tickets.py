@@ -17,10 +17,12 @@ and no ticket is answered: neither with yes, nor with no.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from hashlib import sha256
 from typing import Any, Self
 from uuid import UUID
 
@@ -120,7 +122,7 @@ class Watermarks:
     """How far an outbox is out: the watermark of each shard (None: none that is known).
 
     `doubt` is why nobody can tell (None: it can be told). `server` names the run of the server that has answered: what
-    it has told means nothing to another.
+    it has told means nothing to another. `secret` is what announcements are proved by (None: none is believed).
     """
 
     outbox_id: UUID
@@ -129,16 +131,17 @@ class Watermarks:
     shards: tuple[Snapshot | None, ...]
     doubt: str | None = None
     server: str | None = None
+    secret: UUID | None = None
 
     @classmethod
     def read(cls, rows: Sequence[tuple[Any, ...]]) -> Self:
         """Make sense of the statements `watermarks` and `account`. Raises OutboxMissingError."""
         if not rows:
             raise OutboxMissingError
-        outbox_id, incarnation, delivery, _, _, server, *_ = rows[0]
+        outbox_id, incarnation, delivery, _, _, server, secret, *_ = rows[0]
         shards = tuple(None if row[3] is None else Snapshot.parse(row[3]) for row in rows)
         doubt = next((row[4] for row in rows if row[4] is not None), None)
-        return cls(outbox_id, incarnation, delivery, shards, doubt, server)
+        return cls(outbox_id, incarnation, delivery, shards, doubt, server, secret)
 
     def see(self, ticket: Ticket) -> bool:
         """Whether all that the ticket's transaction may have committed is published. Raises TicketRefusedError."""
@@ -170,6 +173,10 @@ class Watermarks:
                 "look for the transaction's rows"
             )
 
+    def proves(self, text: str, proof: str) -> bool:
+        """Whether the author of an announcement knows the outbox's secret."""
+        return self.secret is not None and hmac.compare_digest(proof_of(text, self.secret).encode(), proof.encode())
+
     def later(self, shard: int, watermark: Snapshot) -> Self:
         """The same with what was announced of a shard, unless that is known, or there is doubt."""
         known = self.shards[shard]
@@ -186,6 +193,11 @@ class Watermarks:
             other.incarnation,
             other.server,
         )
+
+
+def proof_of(text: str, secret: UUID) -> str:
+    """The proof at the end of an announcement with this text (sql/queries.sql: announcement)."""
+    return sha256(secret.bytes + sha256(secret.bytes + text.encode()).digest()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class Bench:
         renamed = self.frame.select(*(F.col(name).alias(column) for name, column in columns))
         options = {
             "url": f"jdbc:postgresql://127.0.0.1:{self.server.port}/postgres?user=postgres&reWriteBatchedInserts=true",
+            "password": self.server.superuser_password,
             "dbtable": "outbox",
             "driver": "org.postgresql.Driver",
             "batchsize": "10000",

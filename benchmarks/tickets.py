@@ -82,7 +82,8 @@ class Scene:
         admin = AdminClient(kafka)
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
         server = conninfo_to_dict(self.data_source)
-        known = {"host": server["host"], "port": int(server["port"]), "schema": "bench", "login": server["user"]}
+        known = {"host": server["host"], "port": int(server["port"]), "schema": "bench"}
+        known |= {"login": server["user"], "password": server["password"]}
         os.environ["AIRFLOW_HOME"] = str(folder)
         os.environ["AIRFLOW_CONN_POSTGRES_DEFAULT"] = json.dumps({"conn_type": "postgres", **known})
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import yaml
 from click.testing import CliRunner
 from confluent_kafka import Producer
@@ -15,7 +16,6 @@ from harvesting import Outbox, make_outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
-from airflow_outbox.connection import connect
 
 ARCHIVE = """
 CREATE TABLE archive (LIKE outbox, PRIMARY KEY (id));
@@ -42,7 +42,7 @@ class Archived:
 
     def stash(self, *records: OutboxRecord) -> None:
         """In one transaction."""
-        with connect(self.outbox.database, purpose="test") as connection, connection.transaction():
+        with psycopg.connect(self.outbox.database, autocommit=True) as connection, connection.transaction():
             stash(connection, records)
 
     def record(self, number: int, *, key: str = "k", **more: Any) -> OutboxRecord:
@@ -62,7 +62,7 @@ class Archived:
         self.execute("DELETE FROM outbox")
 
     def execute(self, statement: str) -> None:
-        with connect(self.outbox.database, purpose="test") as connection:
+        with psycopg.connect(self.outbox.database, autocommit=True) as connection:
             connection.execute(statement.encode())
 
     def audit(self, *arguments: str, status: int = 0) -> dict[str, Any]:

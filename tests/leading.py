@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.connection import connect, read_columns
+from airflow_outbox.connection import connect
 from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.names import OutboxName
 from airflow_outbox.parked import ParkedTable, Why
@@ -53,7 +53,7 @@ class Leader:
     def park(self, ticket: Ticket, records: int, reason: str = "refused") -> None:
         """Park the first records of a transaction, as such that Kafka has refused."""
         parked = ParkedTable(
-            self.own, NAME, read_columns(self.own, NAME), topic_causes=[], passing_causes=[], archives=False
+            self.own, self.table.name, self.table.columns, topic_causes=[], passing_causes=[], archives=False
         )
         ids = self.connection.execute(
             "SELECT id FROM outbox WHERE transaction_id = %s::text::xid8 ORDER BY id LIMIT %s",

@@ -17,7 +17,7 @@ from airflow_outbox.demo.unprivileged import reachable_programs, server_user
 _UNPACKED = Path(__file__).resolve().parents[1] / ".dev" / "pgbouncer"  # by ./dev
 _SETTINGS = """\
 [databases]
-* = host={host} port={port} user={user}
+* = host={host} port={port} user={user} password={password}
 [pgbouncer]
 listen_addr = {listen}
 listen_port = {own_port}
@@ -41,7 +41,12 @@ class Pooler:
         settings = folder / "pgbouncer.ini"
         settings.write_text(
             _SETTINGS.format(
-                host=behind["host"], port=behind["port"], user=behind["user"], listen=LOOPBACK, own_port=self.port
+                host=behind["host"],
+                port=behind["port"],
+                user=behind["user"],
+                password=behind["password"],
+                listen=LOOPBACK,
+                own_port=self.port,
             )
         )
         user = server_user()

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.audit.prints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
-from airflow_outbox.connection import Column, read_columns, render, translated
+from airflow_outbox.connection import Column, located, read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.sql import statements
@@ -49,12 +49,13 @@ class StashedTable:
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, outbox: OutboxName) -> None:
         """Raises ConfigurationError for a table that lacks a column, OutboxMissingError when there is none."""
+        name, outbox = located(connection, name), located(connection, outbox)
         self._connection = connection
         self._name = name
         self._outbox = outbox
         self._columns = self._examined(name, "Name a table of what was stashed")
         self._outbox_columns = self._examined(outbox, "Run `airflow-outbox init`, or correct outbox_table")
-        self._parked_columns = read_columns(connection, OutboxName(outbox.schema, f"{outbox.table}_parked"))
+        self._parked_columns = read_columns(connection, outbox.sibling("parked"))
         self._parked = outbox.beside("parked" if self._parked_columns else "")
         if name.text() == outbox.text():
             raise ConfigurationError(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import psycopg
 
+from airflow_outbox.connection import located
 from airflow_outbox.names import OutboxName
 from airflow_outbox.terminal import escaped
 from airflow_outbox.tickets import TicketState, ticket_status
@@ -18,7 +19,7 @@ _NOT_PUBLISHED = 3
 
 def show_ticket(connection: psycopg.Connection[Any], name: OutboxName, ticket: str, *, output: str) -> None:
     """Say how far a ticket's transaction is; end with status 3 unless all of it is published."""
-    status = ticket_status(connection, ticket, outbox=name.text())
+    status = ticket_status(connection, ticket, outbox=located(connection, name).text())
     if output == "json":
         values: dict[str, Any] = {"ticket": str(status.ticket), "state": status.state.value, "left": status.left}
         values |= {"parked": status.parked, "discarded": status.discarded, "reasons": list(status.reasons)}

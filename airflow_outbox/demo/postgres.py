@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -31,10 +33,10 @@ _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
 }
+_PASSWORD = "password"  # a file in the data directory, which is closed to others; copies of the data have it, too
 _ACCESS = f"""\
 local all {SUPERUSER} trust
 local all all scram-sha-256
-host all {SUPERUSER} {LOOPBACK}/32 trust
 host all all {LOOPBACK}/32 scram-sha-256
 """
 
@@ -43,7 +45,9 @@ class EmbeddedPostgres:
     """A server whose data and log (`postgres.log`) are in `folder`, and stay there when it ends.
 
     As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the
-    process that started it. The superuser `postgres` needs no password; every other role needs one (scram-sha-256).
+    process that started it. Every role needs a password over TCP (scram-sha-256), for anybody on the machine can
+    connect. That of the superuser `postgres` is made with the data; by the socket, which is in a folder that is closed
+    to others, it needs none.
 
     `port` is a free one unless given. `settings` are configuration parameters; they win over the ones here. With
     `fsync=False` it is faster, and `kill()` still loses nothing, but a crash of the machine may.
@@ -69,6 +73,7 @@ class EmbeddedPostgres:
             **({} if fsync else {"fsync": "off", "full_page_writes": "off"}),
             **(settings or {}),
         }
+        self._new_password = secrets.token_urlsafe(24)
         self._process: ServerProcess | None = None
 
     @property
@@ -92,13 +97,21 @@ class EmbeddedPostgres:
         return Path(package.origin).parent / "pginstall" / "bin"
 
     def dsn(self, dbname: str = SUPERUSER, *, user: str = SUPERUSER, password: str | None = None) -> str:
-        """A libpq connection string over TCP."""
+        """A libpq connection string over TCP; the superuser's has its password."""
+        password = self.superuser_password if password is None and user == SUPERUSER else password
         return make_conninfo("", host=LOOPBACK, port=self.port, dbname=dbname, user=user, password=password)
 
     def uri(self, dbname: str = SUPERUSER, *, user: str = SUPERUSER, password: str | None = None) -> str:
         """The same as a `postgresql://` URI."""
+        password = self.superuser_password if password is None and user == SUPERUSER else password
         secret = "" if password is None else f":{quote(password, safe='')}"
         return f"postgresql://{quote(user, safe='')}{secret}@{LOOPBACK}:{self.port}/{quote(dbname, safe='')}"
+
+    @property
+    def superuser_password(self) -> str:
+        """The password of `postgres`; before the first start, the one that it will have."""
+        file = self.folder / "data" / _PASSWORD
+        return file.read_text() if file.exists() else self._new_password
 
     def start(self) -> Self:
         """Start the server, after making its data directory if that is new, and wait until it answers (about 1 s).
@@ -120,7 +133,7 @@ class EmbeddedPostgres:
         )
         programs = reachable / self.programs.relative_to(packages)
         data = reachable_data(self.folder, user=user)
-        if not (data / "made").exists():
+        if not ((data / "made").exists() and (data / _PASSWORD).exists()):
             self._initialise(data, programs=programs, user=user)
         settings = {**self._settings, "unix_socket_directories": f'"{data}"'}
         self._process = ServerProcess(
@@ -171,26 +184,34 @@ class EmbeddedPostgres:
     def _initialise(self, data: Path, *, programs: Path, user: str | None) -> None:
         for entry in data.iterdir():  # what an interrupted attempt has left
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        making = subprocess.run(
-            [
-                programs / "initdb",
-                *("-D", data, "-U", SUPERUSER, "--auth=trust", "--no-sync"),
-                *("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd="/",
-            env=_environment(),
-            user=user,
-            group=None if user is None else pwd.getpwnam(user).pw_gid,
-            extra_groups=None if user is None else [],
-        )
+        with tempfile.NamedTemporaryFile("w") as given:  # initdb wants an empty directory
+            given.write(self._new_password)
+            given.flush()
+            _give(Path(given.name), user)
+            making = subprocess.run(
+                [
+                    programs / "initdb",
+                    *("-D", data, "-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={given.name}", "--no-sync"),
+                    *("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                cwd="/",
+                env=_environment(),
+                user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
+            )
         if making.returncode != 0:
             raise ServerError(f"Postgres could not make its data directory {data}:\n{making.stdout.strip()}")
         (data / "pg_hba.conf").write_text(_ACCESS)
+        password = data / _PASSWORD
+        password.touch(mode=0o600)
+        password.write_text(self._new_password)
+        _give(password, user)  # who may also copy it, with the data
         (data / "made").touch()
 
     def _answers(self) -> bool:
@@ -199,6 +220,11 @@ class EmbeddedPostgres:
         except psycopg.OperationalError:
             return False
         return True
+
+
+def _give(file: Path, user: str | None) -> None:
+    if user is not None:
+        os.chown(file, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
 
 
 def _environment() -> dict[str, str]:

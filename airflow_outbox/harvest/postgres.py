@@ -82,6 +82,7 @@ class PostgresTable:
         for door, purpose in ((self._marking, "mark"), (self._purging, "purge")):
             await door.open(self._open, purpose)
             backends.append(await door.call(OutboxTable.backend))
+        await self._marking.call(OutboxTable.require_sound)  # it may have changed since this process began
         await self._marking.call(OutboxTable.prefer_indexes)
         return await self._marking.call(
             OutboxTable.take_over, view, backends, member=self._member, after=after, outbox_id=self._outbox_id

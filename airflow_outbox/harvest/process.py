@@ -33,6 +33,7 @@ from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
+from airflow_outbox.names import OutboxName
 from airflow_outbox.table import Identity, OutboxTable
 
 _LOOK_INTERVAL = 0.5
@@ -95,13 +96,13 @@ async def harvest(
     _collect_garbage_seldom(config)
     complain = _complaints(events)
     _watch_tokens(config, complain)
-    identity = await asyncio.to_thread(_identify, config)
+    identity, name = await asyncio.to_thread(_identify, config)
     names = KafkaNames.of(config, identity.outbox_id)
     partitions = await asyncio.to_thread(leader_partitions, config, names)
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
     table = PostgresTable(
         config.data_source,
-        config.name,
+        name,
         config.limits,
         archives=config.archives,
         waits_for_standbys=config.wait_for_standbys,
@@ -193,13 +194,15 @@ def _watch_tokens(config: HarvestConfig, complain: Callable[[str], None]) -> Non
         source.on_failure = failed
 
 
-def _identify(config: HarvestConfig) -> Identity:
+def _identify(config: HarvestConfig) -> tuple[Identity, OutboxName]:
+    """The outbox's identity, and its name with the schema in which it was found."""
     table = OutboxTable(connect(config.data_source, purpose="start"), config.name)
     try:
         _ = table.columns
+        table.require_sound()
         if config.archives:
             Archive(table.connection, table.name).require()
-        return table.identity()
+        return table.identity(), table.name
     finally:
         table.close()
 

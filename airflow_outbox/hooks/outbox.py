@@ -30,6 +30,21 @@ from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketStatus, published, ticket_status
 
 FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "kafka"})
+FROM_DAGS = frozenset(
+    {
+        *("acks", "batch.num.messages", "batch.size", "compression.codec", "compression.level", "compression.type"),
+        *("client.id", "client.rack", "connections.max.idle.ms", "delivery.timeout.ms", "fetch.max.bytes"),
+        *("fetch.message.max.bytes", "fetch.min.bytes", "fetch.wait.max.ms", "linger.ms", "max.in.flight"),
+        *("max.in.flight.requests.per.connection", "max.partition.fetch.bytes", "message.max.bytes"),
+        *("message.timeout.ms", "metadata.max.age.ms", "partitioner", "queue.buffering.max.kbytes"),
+        *("queue.buffering.max.messages", "queue.buffering.max.ms", "queued.max.messages.kbytes"),
+        *("receive.message.max.bytes", "reconnect.backoff.max.ms", "reconnect.backoff.ms", "request.timeout.ms"),
+        *("retry.backoff.max.ms", "retry.backoff.ms", "socket.connection.setup.timeout.ms", "socket.keepalive.enable"),
+        *("socket.nagle.disable", "socket.receive.buffer.bytes", "socket.send.buffer.bytes", "socket.timeout.ms"),
+        *("sticky.partitioning.linger.ms", "topic.metadata.refresh.interval.ms", "transaction.timeout.ms"),
+    }
+)
+"""The librdkafka settings that a Dag may set: those that neither run code nor tell secrets nor name other brokers."""
 _POLL_INTERVAL = 0.5
 _SECRET_SETTING = re.compile(r"password|secret|token|\.pem$|credential|oauthbearer\.config|basic\.auth")
 
@@ -38,6 +53,15 @@ def check_settings(settings: Mapping[str, Any], *, outbox: str = "outbox") -> No
     """Examine settings of the harvester as far as they can be without the connections. Raises ConfigurationError."""
     if taken := sorted(FROM_CONNECTIONS & settings.keys()):
         raise ConfigurationError(f"settings: {taken[0]} comes from the connections and the outbox's name. Leave it out")
+    for group in ("kafka_producer", "kafka_consumer"):
+        given = settings.get(group)
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in FROM_DAGS:
+                raise ConfigurationError(
+                    f"settings: {group}.{name} is not for a Dag to set: only tuning is, for other settings run code, "
+                    "tell secrets or send records elsewhere. Put it into the Kafka connection, or leave it out. A Dag "
+                    f"may set {', '.join(sorted(FROM_DAGS))}"
+                )
     known = {"data_source": "", "outbox_table": outbox, "kafka": {"bootstrap.servers": "by the connection"}}
     HarvestConfig.validated({**known, **settings}, source="settings")
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ except ImportError as error:
         "OutboxSparkSubmitOperator needs Spark and its provider. Run: pip install 'airflow-outbox[spark]'"
     ) from error
 
+from airflow_outbox.environment import without_airflow
 from airflow_outbox.errors import ConfigurationError, JobError
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
@@ -50,7 +52,8 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
     the task's user can read, once, and that ends with the task; so the driver must run where the task does. For deploy
     mode `cluster` name a file of your own, one that the driver finds, as the property
     `spark.airflowOutbox.dataSourceFile`. Executors are given the data source with the code of their tasks: where they
-    are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`).
+    are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`). The driver does not inherit
+    Airflow's own environment (`AIRFLOW…`), which may hold connections and keys; `env_vars` names what it is to get.
 
     Unless the master is local, this package is sent along (`--py-files`), so that driver and executors have the same
     one; `ship_package=False` leaves it to you. They need psycopg, pyarrow and numpy beside it; Airflow they don't
@@ -152,7 +155,23 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
             hook._py_files = ",".join(filter(None, [hook._py_files, str(packed(self._package_folder))]))
         if is_local:
             properties.setdefault("spark.pyspark.python", sys.executable)
+        _keep_airflows_environment(hook)
         return hook
+
+
+def _keep_airflows_environment(hook: SparkSubmitHook) -> None:
+    """Give the driver, and the Python workers that it starts, nothing that is Airflow's, but what `env_vars` names."""
+    environment: dict[str, str] = without_airflow()
+    build = hook._build_spark_submit_command
+
+    def built(application: str) -> list[str]:
+        command = build(application)
+        environment.update(hook._env or {})
+        hook._env = None  # or the hook would add them to the whole environment
+        return command
+
+    hook._build_spark_submit_command = built  # type: ignore[method-assign]
+    hook.submit = partial(hook.submit, env=environment)  # type: ignore[method-assign]
 
 
 def _spark_submit(command: str) -> str:

@@ -73,8 +73,8 @@ def batch_writer(schema: StructType, options: WriteOptions, *, wrote: Path | Non
     commit_id = options.commit_id or CommitId(f"spark/{uuid4()}", 0)
     with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
         plan = planned(connection, schema, options)
-        run = Run(options.outbox, plan.schema, secrets.token_hex(4), commit_id, is_stream=False)
-        is_done = find_commit(connection, options.outbox, commit_id) is not None
+        run = Run(plan.outbox, plan.schema, secrets.token_hex(4), commit_id, is_stream=False)
+        is_done = find_commit(connection, plan.outbox, commit_id) is not None
         if is_done and wrote is not None and wrote.exists():
             raise _used_up(commit_id)
         sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)

@@ -58,7 +58,7 @@ class Commit:
         outbox, commit_id = self.run.outbox, self.run.commit_id
         at = Statements(connection=self.connection, run=self.run)
         with translated(outbox), self.connection.transaction():
-            at.execute("begin_commit")
+            [(search_path, *_)] = at.execute("begin_commit").fetchall()
             at.execute("claim_commit", asdict(commit_id))
             if self.run.is_stream:
                 self._require_newest(at)
@@ -69,7 +69,7 @@ class Commit:
             if self.layout.is_text:
                 count = stash_text(at, self.layout, staged)
             else:
-                count = stash_rows(at, self.layout, staged, self.options)
+                count = stash_rows(at, self.layout, staged, self.options, search_path=search_path)
             entry = {**asdict(commit_id), "records": count}
             text = statements("queries.sql")["commit_once"]
             entered = self.connection.execute(render(text, outbox), entry).fetchone()

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.connection import parsed
+from airflow_outbox.errors import ConfigurationError, DataSourceError
 from airflow_outbox.names import OutboxName, is_kafkas_own
 
 INLINE_BYTES = 65_536
@@ -118,8 +119,9 @@ def _data_source(url: str, *, user: str | None, password: str | None) -> str:
         shared = [pair for pair in parts.query.split("&") if pair.split("=")[0] in _JDBC_AS_LIBPQ]
         uri = urlunsplit(parts._replace(query="&".join(shared)))
     try:
+        parsed(uri)
         return make_conninfo(uri, user=user, password=password)
-    except psycopg.Error:
+    except (DataSourceError, psycopg.Error):
         # Without Postgres' reason, which quotes what it could not read, perhaps a password.
         raise ConfigurationError(
             "option url is no connection string. Give a URI such as postgresql://user@host/database, or key=value pairs"

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.connection import connect, render, translated
-from airflow_outbox.names import OutboxName
+from airflow_outbox.names import OutboxName, identifier
 from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId
@@ -44,7 +44,7 @@ class StagedRows:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The write that stages: its outbox, the outbox's schema, a token of its own, and the id it will commit under."""
+    """The write that stages: its outbox, the schema to stage in, a token of its own, and the id to commit under."""
 
     outbox: OutboxName
     schema: str
@@ -89,7 +89,7 @@ def stage(
 
 @contextmanager
 def _copy(table: str, run: Run, layout: Layout, data_source: str) -> Iterator[Callable[[bytes], None]]:
-    staging = sql.Identifier(run.schema, table)
+    staging = identifier(run.schema, table)
 
     def statement(name: str, **parts: sql.Composable) -> sql.Composed:
         return render(statements("spark.sql")[name], run.outbox, staging=staging, **parts)
@@ -137,24 +137,25 @@ def column_names(layout: Layout) -> sql.Composed:
 def drop(connection: psycopg.Connection[Any], run: Run, tables: Sequence[str]) -> None:
     """Drop staging tables; where that fails, as when a straggling task holds one, leave it to a later run."""
     for table in tables:
-        staging = sql.Identifier(run.schema, table)
+        staging = identifier(run.schema, table)
         try:
             with connection.transaction():
-                for name in ("wait_briefly", "drop_staging"):
+                for name in ("look_here", "wait_briefly", "drop_staging"):
                     connection.execute(render(statements("spark.sql")[name], run.outbox, staging=staging))
         except psycopg.Error as error:
             log.warning("%s is left to a later run: %s", table, error)
 
 
 def sweep(connection: psycopg.Connection[Any], run: Run, *, ttl_seconds: int) -> None:
-    """Drop what this run, and runs that have ended one way or another, have left beside the outbox."""
+    """Drop what this run, and runs that have ended one way or another, have left."""
     values = {
-        "schema": sql.Identifier(run.schema).as_string(None),
+        "schema": run.schema,
         "prefix": prefix(run.outbox),
         "run": run.token,
         "ttl": ttl_seconds,
     }
-    with translated(run.outbox):
+    with translated(run.outbox), connection.transaction():
+        connection.execute(render(statements("spark.sql")["look_here"], run.outbox))
         query = render(statements("spark.sql")["staging_tables"], run.outbox)
         tables = [name for (name,) in connection.execute(query, values).fetchall()]
     drop(connection, run, tables)

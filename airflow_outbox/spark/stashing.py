@@ -13,6 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_outbox.connection import is_gone, render
 from airflow_outbox.errors import JobError, PostgresUnreachableError, StagingLostError
+from airflow_outbox.names import identifier
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
@@ -36,8 +37,8 @@ class Statements:
     def render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
         return render(statements("spark.sql")[statement], self.run.outbox, **parts)
 
-    def staging(self, table: str) -> sql.Identifier:
-        return sql.Identifier(self.run.schema, table)
+    def staging(self, table: str) -> sql.Composable:
+        return identifier(self.run.schema, table)
 
     def lost(self, what: str) -> StagingLostError:
         return StagingLostError(
@@ -102,14 +103,17 @@ def _staged_text(at: Statements, table: str) -> Iterator[list[tuple[int, bytes]]
         first += _PIECES_AT_ONCE
 
 
-def stash_rows(at: Statements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions) -> int:
-    """Show the staged rows to the job's statements, and insert them in the job's order; returns how many there are.
+def stash_rows(
+    at: Statements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions, *, search_path: str
+) -> int:
+    """Show the staged rows to the job's statements, which find names by `search_path`, and insert them in the job's
+    order; returns how many there are.
 
     Without an order it is a statement a part, in the order of the partitions.
     """
     parts = _show(at, layout, staged)
     if options.commit_sql is not None:
-        _run_statements(at, options.commit_sql)
+        _run_statements(at, options.commit_sql, search_path=search_path)
     count = sum(rows.count for rows in staged)
     if options.order_by:
         order = at.render("in_order", order=_names(options.order_by))
@@ -126,7 +130,7 @@ def stash_rows(at: Statements, layout: Layout, staged: Sequence[StagedRows], opt
 
 def _show(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> list[sql.Composed]:
     """Make the view `staged`; returns the parts it consists of, in the order of the partitions."""
-    tables: list[sql.Identifier] = []
+    tables: list[sql.Composable] = []
     inline: list[bytes] = []
 
     def hold_inline() -> None:
@@ -166,8 +170,9 @@ def _hold(at: Statements, layout: Layout, lines: Sequence[bytes], *, number: int
     return table
 
 
-def _run_statements(at: Statements, commit_sql: str) -> None:
+def _run_statements(at: Statements, commit_sql: str, *, search_path: str) -> None:
     transaction = at.execute("transaction").fetchone()
+    at.execute("look_there", {"search_path": search_path})
     try:
         at.connection.execute(cast("Any", commit_sql))
     except psycopg.Error as error:
@@ -180,6 +185,7 @@ def _run_statements(at: Statements, commit_sql: str) -> None:
         or at.execute("transaction").fetchone() != transaction
     ):
         raise JobError("option commitSql has ended the transaction. Leave COMMIT and ROLLBACK out")
+    at.execute("look_here")
 
 
 def _insert(at: Statements, layout: Layout, source: sql.Composable, order: sql.Composable) -> int:

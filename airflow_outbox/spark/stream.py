@@ -79,5 +79,5 @@ def stream_writer(schema: StructType, options: WriteOptions) -> StreamWriter:
             return planned(connection, schema, options)
 
     plan = patiently(look)
-    run = Run(options.outbox, plan.schema, secrets.token_hex(4), CommitId("spark-stream", 0), is_stream=True)
+    run = Run(plan.outbox, plan.schema, secrets.token_hex(4), CommitId("spark-stream", 0), is_stream=True)
     return StreamWriter(run, plan.layout, options)

@@ -20,7 +20,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from airflow_outbox.connection import connect, render, translated
-from airflow_outbox.errors import JobError, OutboxError
+from airflow_outbox.errors import JobError, OutboxError, OutboxMissingError
+from airflow_outbox.names import OutboxName
 from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
 from airflow_outbox.spark.layout import Layout, plan
@@ -36,8 +37,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is settled before the first task: the outbox's schema, and how rows are staged."""
+    """What is settled before the first task: where the outbox is, where rows are staged, and how."""
 
+    outbox: OutboxName
     schema: str
     layout: Layout
 
@@ -50,7 +52,17 @@ def planned(connection: psycopg.Connection[Any], schema: StructType, options: Wr
         query = render(statements("spark.sql")["place_of"], outbox)
         row = connection.execute(query, {"outbox": outbox.text()}).fetchone()
     outbox_schema, defaults = cast("tuple[str, list[str]]", row)
-    return Plan(outbox_schema, plan(schema, options=options, outbox=columns, defaults=defaults))
+    staging = outbox.staging_schema(outbox_schema)
+    with translated(outbox):
+        query = render(statements("queries.sql")["schema_exists"], outbox)
+        [(is_there,)] = connection.execute(query, {"schema": staging}).fetchall()
+    if not is_there:
+        raise OutboxMissingError(
+            f"there is no schema {staging}, in which jobs stage records for {outbox}. Let the outbox's owner run "
+            "`airflow-outbox init`, and `airflow-outbox grant --job` for this role"
+        )
+    layout = plan(schema, options=options, outbox=columns, defaults=defaults)
+    return Plan(outbox.located(outbox_schema), staging, layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 | `schema.sql` | the tables, whole |
 | `migrations/` | the steps from one schema version to the next |
 | `loaded_rows.sql` | the triggers against rows that are loaded with other transactions' ids |
+| `soundness.sql` | what must not be true of the tables |
 | `grants.sql` | the privileges |
 | `queries.sql` | the statements of a running outbox |
 | `parked.sql` | the statements about parked records |

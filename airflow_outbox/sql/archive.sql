@@ -57,11 +57,15 @@ SELECT coalesce(max(id), 0) FROM {archive}
 
 -- replay_begun --
 -- What a replay has entered into the list of commits: its choices as part of the name, and how far it goes.
-SELECT app_id, version FROM {commits} WHERE starts_with(app_id, %(prefix)s)
+SELECT app_id, version FROM {commits} WHERE starts_with(app_id, %(prefix)s) AND {by_an_operator}
 
 -- replay_done --
 -- Up to which id a replay has come, and how many records it has stashed.
-SELECT max(version), coalesce(sum(records), 0)::bigint FROM {commits} WHERE app_id = %(app_id)s
+SELECT max(version), coalesce(sum(records), 0)::bigint FROM {commits} WHERE app_id = %(app_id)s AND {by_an_operator}
+
+-- by_an_operator --
+-- Part of the two above: entries of roles that may operate, or that are no more. A job could enter a replay's name, too.
+NOT EXISTS (SELECT FROM pg_roles WHERE rolname = owner AND NOT has_column_privilege(pg_roles.oid, to_regclass(%(parked)s), 'requested', 'UPDATE'))
 
 -- replay_next --
 -- The next records of a replay by id, and where they end. Records that share an id (after a restore) are not divided.

@@ -199,9 +199,10 @@ WITH fence AS MATERIALIZED (
 SELECT kafka_topic, kafka_key FROM discarded
 
 -- ask --
--- Asks the leader to retry or discard records. Who asks, when and why stays with a record that is discarded.
+-- Asks the leader to retry or discard records. A trigger enters the asker and the time; they and the reason stay with a record that is
+-- discarded.
 UPDATE {parked}
-SET requested = %(request)s, requested_by = session_user, requested_at = clock_timestamp(), request_reason = %(reason)s
+SET requested = %(request)s, request_reason = %(reason)s
 WHERE discarded_at IS NULL AND {chosen}
 
 -- forget --

@@ -1,40 +1,70 @@
 -- Every statement of a running outbox. {outbox}, {leader}: its tables; {key_type}, {value_type}, {header_type}: its columns' types.
+-- A connection of the outbox's own looks for functions and operators in pg_catalog alone. What also runs on a caller's connection, up to
+-- `identity`, `commit_once` and `earlier_commit` names them so that no other schema's can fit better.
 -- `view` is the term of leadership that asks. A statement that changes anything locks the fence row (FOR SHARE) and goes by what that
 -- row says once it has the lock: a successor's take-over, an UPDATE of the same row, comes either before it or after it, never between.
 
+-- begin_session --
+-- On each connection of the outbox's own: whatever a role or database has set, it changes nothing. Where the role would look for tables
+-- comes back. The caller knows how long a statement may take.
+SELECT pg_catalog.current_schemas(false)::pg_catalog.text[];
+SET search_path = pg_catalog;
+SET synchronous_commit = {durable};
+SET client_encoding = {encoding};
+SET standard_conforming_strings = on;
+SET default_transaction_isolation = 'read committed';
+SET default_transaction_read_only = off;
+SET row_security = off;
+SET DateStyle = 'ISO, YMD';
+SET bytea_output = 'hex';
+SET array_nulls = on;
+SET transform_null_equals = off;
+SET lock_timeout = '10s';
+SET statement_timeout = 0
+
 -- columns --
 -- The columns of a table by name, with type and length limit; no row when the table is not there.
-SELECT attname, format_type(atttypid, NULL) AS type, CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END AS max_length
-FROM pg_attribute
-WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+SELECT attname, pg_catalog.format_type(atttypid, NULL::integer) AS type,
+       CASE WHEN atttypid = 'pg_catalog.varchar'::regtype::oid AND atttypmod >= 4 THEN atttypmod - 4 END AS max_length
+FROM pg_catalog.pg_attribute
+WHERE attrelid = pg_catalog.to_regclass(%(table)s::text)::oid AND attnum > 0 AND NOT attisdropped
+
+-- schema_of --
+-- The first of some schemas that has a table of this name.
+SELECT place.nspname
+FROM unnest(%(schemas)s::text[]) WITH ORDINALITY AS wanted (name, number)
+JOIN pg_namespace AS place ON place.nspname = wanted.name
+JOIN pg_class AS relation ON relation.relnamespace = place.oid AND relation.relname = %(table)s::text
+ORDER BY wanted.number
+LIMIT 1
 
 -- stash --
 -- Inserts records, given as one JSON array, in their order, and returns the ticket.
 WITH stashed AS (
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-    SELECT now(), topic, key, value, names, "values"
-    FROM ROWS FROM (json_to_recordset(%(records)s::json)
+    SELECT pg_catalog.now(), topic, key, value, names, "values"
+    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::json)
         AS (topic text, key {key_type}, value {value_type}, names text[], "values" {header_type}[], partition integer))
         WITH ORDINALITY AS record (topic, key, value, names, "values", partition, place)
     ORDER BY place
 )
-SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WHERE shard = 0
+SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- stash_with_partition --
 -- The same for an outbox that has the column kafka_partition.
 WITH stashed AS (
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, kafka_partition)
-    SELECT now(), topic, key, value, names, "values", partition
-    FROM ROWS FROM (json_to_recordset(%(records)s::json)
+    SELECT pg_catalog.now(), topic, key, value, names, "values", partition
+    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::json)
         AS (topic text, key {key_type}, value {value_type}, names text[], "values" {header_type}[], partition integer))
         WITH ORDINALITY AS record (topic, key, value, names, "values", partition, place)
     ORDER BY place
 )
-SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WHERE shard = 0
+SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- ticket --
 -- The ticket of the caller's transaction, for a writer that fills the outbox by a statement of its own.
-SELECT outbox_id::text, incarnation, pg_current_xact_id()::text FROM {leader} WHERE shard = 0
+SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- identity --
 -- The outbox's id, schema version and incarnation.
@@ -223,17 +253,24 @@ GROUP BY transaction_id
 -- (null: no news), on a channel named after the outbox: the shard, the incarnation, and the snapshot, unless it is too long for a
 -- notification; who hears looks then.
 WITH fence AS MATERIALIZED (
-    SELECT shard, outbox_id, incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT shard, outbox_id, incarnation, secret FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox}
     WHERE {those_ids} AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
     {returned}
 ) {archived}
 SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint, (
-    SELECT pg_notify('outbox ' || outbox_id, concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7900 THEN %(watermark)s::text END))
+    SELECT pg_notify('outbox ' || outbox_id, {announcement})
     FROM fence
     WHERE %(watermark)s::text IS NOT NULL
 )
+
+-- announcement --
+-- Part of `purge_published` and `heartbeat`: the text, and a proof that its author can read the outbox's secret, for anybody who may connect
+-- may notify, and listen.
+concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END, encode(sha256(uuid_send(secret) || sha256(
+    uuid_send(secret) || convert_to(concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END), 'UTF8')
+)), 'hex'))
 
 -- ids_one_by_one --
 -- Part of `purge_published`: ids that lie scattered.
@@ -318,7 +355,7 @@ WHERE shard = %(shard)s
 -- Makes the outbox of a copied database another than the one that it was copied from: its own id, and nothing known of a ledger, of a
 -- history or of what is published. No view is followed, so that no statement of an earlier leader does anything.
 UPDATE {leader}
-SET outbox_id = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
+SET outbox_id = gen_random_uuid(), secret = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
     member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
     handover_asked_at = NULL, delivery = NULL, transactional_ids = ARRAY[]::text[], system_identifier = NULL, timeline = NULL, table_oid = NULL,
     database_oid = NULL, ledger_topic_id = NULL, witnessed_batch = 0, ledger_offset = 0,
@@ -387,7 +424,7 @@ RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass
     CASE WHEN sequence IS NULL THEN 9223372036854775807
          WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0) END, beats,
     CASE WHEN %(watermark)s::text IS NOT NULL THEN
-         pg_notify('outbox ' || outbox_id, concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7900 THEN %(watermark)s::text END)) END
+         pg_notify('outbox ' || outbox_id, {announcement}) END
 
 -- note_error --
 -- Leaves the reason why this view could not go on where `check` and an operator find it.
@@ -412,18 +449,18 @@ SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snaps
    AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))
 
 -- commit_once --
--- Enters a job's commit. No row comes back when the same job and version has committed before; a rival that is committing is waited for.
+-- Enters a job's commit. No row comes back when the same role's job and version has committed before; a rival that is committing is waited for.
 INSERT INTO {commits} (app_id, version, records, incarnation)
 VALUES (%(app_id)s, %(version)s, %(records)s, (SELECT incarnation FROM {leader} WHERE shard = 0))
 ON CONFLICT DO NOTHING
 RETURNING transaction_id::text
 
 -- earlier_commit --
--- What the same job and version has committed before, with the parts of its ticket. Incarnation 0, which no outbox is ever in: nobody
+-- What the same role's job and version has committed before, with the parts of its ticket. Incarnation 0, which no outbox is ever in: nobody
 -- knows the transaction's.
 SELECT entry.transaction_id::text, entry.records, fence.outbox_id, coalesce(entry.incarnation, 0)
 FROM {commits} AS entry CROSS JOIN {leader} AS fence
-WHERE app_id = %(app_id)s AND version = %(version)s AND shard = 0
+WHERE app_id = %(app_id)s AND version = %(version)s AND owner IN (current_user, ''::pg_catalog.name) AND shard = 0
 
 -- harvest_privileges --
 -- What the connected role may do with the tables, as the harvester needs it.
@@ -436,18 +473,35 @@ SELECT has_table_privilege(%(outbox)s, 'SELECT') AND has_table_privilege(%(outbo
 SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0))
 
 -- schema_exists --
-SELECT to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
+SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s)
 
 -- create_schema --
 CREATE SCHEMA {schema}
+
+-- create_staging_schema --
+CREATE SCHEMA {staging} AUTHORIZATION {owner}
+
+-- staging_schema --
+-- The owner of the schema in which jobs stage (null: it is not there), and whether that is the outbox's owner or a superuser; the outbox's
+-- owner; and whether the connected role may make schemas.
+SELECT holder.oid::regrole::text, coalesce(holder.rolsuper OR holder.oid = relowner, true), relowner::regrole::text,
+       has_database_privilege(current_database(), 'CREATE')
+FROM pg_class
+LEFT JOIN pg_namespace ON nspname = %(staging)s
+LEFT JOIN pg_roles AS holder ON holder.oid = nspowner
+WHERE pg_class.oid = to_regclass(%(table)s)
 
 -- set_schema_version --
 UPDATE {leader} SET schema_version = %(version)s
 
 -- where_it_is --
--- The schema that a table is found in, and the sequence that its ids are drawn from.
-SELECT relnamespace::regnamespace::name, pg_get_serial_sequence(%(table)s, 'id')
-FROM pg_class WHERE oid = to_regclass(%(table)s)
+-- The schema that a table is found in, and the schema and name of the sequence that its ids are drawn from.
+SELECT nspname, (
+    SELECT ARRAY[place.nspname, sequence.relname]::text[]
+    FROM pg_class AS sequence JOIN pg_namespace AS place ON place.oid = sequence.relnamespace
+    WHERE sequence.oid = to_regclass(pg_get_serial_sequence(%(table)s, 'id'))
+)
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(table)s)
 
 -- backend_pid --
 SELECT pg_backend_pid()
@@ -455,6 +509,9 @@ SELECT pg_backend_pid()
 -- sequence_cache --
 -- How many ids a session draws at once.
 SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass(pg_get_serial_sequence(%(outbox)s, 'id'))
+
+-- encoding --
+SELECT current_setting('server_encoding')
 
 -- synchronous_standbys --
 -- The standbys that commits wait for, as the server is told to find them; empty when there are none.

@@ -54,15 +54,17 @@ CREATE TABLE {leader} (
     uncovered         JSONB NOT NULL DEFAULT jsonb_build_object(),
     transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     database_oid      OID,
-    begun_view        UUID
+    begun_view        UUID,
+    secret            UUID NOT NULL DEFAULT gen_random_uuid()
 );
 
 -- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
 -- its records that are committed are published. `topics` are the records published in this incarnation, up to and with `batch`.
 -- `doubt` is why nobody can tell (null: it can be told); no watermark is shown then. Transaction ids mean something only in the history
--- that the leader row records. A comparison with it that is added here has to let pass what is not recorded yet (null).
+-- that the leader row records. Announcements are proved by the `secret`. A comparison with it that is added here has to let pass what is not recorded yet (null).
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch, topics, doubt
+SELECT shard, outbox_id, incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch, topics, doubt,
+       secret
 FROM {leader} AS fence
 CROSS JOIN LATERAL (
     SELECT CASE
@@ -91,7 +93,8 @@ CREATE TABLE {adopted} (
 );
 
 -- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing. The
--- transaction's id means something in its incarnation only (null: entered by an older release).
+-- transaction's id means something in its incarnation only (null: entered by an older release). An entry counts for the role that has entered
+-- it, or for all, if an older release has ('').
 CREATE TABLE {commits} (
     app_id         TEXT NOT NULL,
     version        BIGINT NOT NULL,
@@ -99,7 +102,8 @@ CREATE TABLE {commits} (
     records        BIGINT NOT NULL,
     committed_at   TIMESTAMPTZ NOT NULL DEFAULT now(),
     incarnation    INTEGER,
-    PRIMARY KEY (app_id, version)
+    owner          NAME NOT NULL DEFAULT current_user,
+    PRIMARY KEY (app_id, version, owner)
 );
 
 -- Records that could not be published, and those that wait behind them; what was discarded stays until it is purged.
@@ -128,3 +132,18 @@ CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cau
 CREATE INDEX ON {parked} (transaction_id);
 
 INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 6);
+
+-- A request bears the name of the session's user, whatever it says.
+CREATE FUNCTION {asked}() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $function$
+BEGIN
+    NEW.requested_by := session_user;
+    NEW.requested_at := clock_timestamp();
+    RETURN NEW;
+END
+$function$;
+REVOKE ALL ON FUNCTION {asked}() FROM PUBLIC;
+CREATE TRIGGER asked BEFORE UPDATE OF request_reason ON {parked} FOR EACH ROW EXECUTE FUNCTION {asked}();
+CREATE TRIGGER requested BEFORE UPDATE OF requested ON {parked} FOR EACH ROW
+    WHEN (NEW.requested IS NOT NULL AND NEW.requested IS DISTINCT FROM OLD.requested) EXECUTE FUNCTION {asked}();

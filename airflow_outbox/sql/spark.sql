@@ -1,17 +1,18 @@
 -- The statements of Spark's writes. {outbox}, {leader}, {commits}: the outbox's tables; {staging}: a table that one task attempt makes
--- beside the outbox and fills; `staged`: a temporary view of the rows that count, those of the attempts that Spark accepted.
+-- in a schema for that and fills; `staged`: a temporary view of the rows that count, those of the attempts that Spark accepted.
 -- A transaction pooler may stand between: what is set is set for one transaction, and no lock outlives one.
 
 -- place_of --
 -- The schema that the outbox stands in, and those of its columns that have a default.
-SELECT nspname, ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = pg_class.oid AND atthasdef AND NOT attisdropped)
-FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-WHERE pg_class.oid = to_regclass(%(outbox)s)
+SELECT nspname, ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = pg_class.oid AND atthasdef AND NOT attisdropped)
+FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = pg_catalog.to_regclass(%(outbox)s::text)::oid
 
 -- begin_staging --
 -- First in the transaction of a task attempt. What follows is worth nothing until the commit, so it need not reach the disk: a crash
 -- takes rows away, which the commit notices by counting.
-SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '10s', true), extract(epoch FROM now())::bigint
+SELECT pg_catalog.set_config('search_path'::text, 'pg_catalog'::text, true), pg_catalog.set_config('synchronous_commit'::text, 'off'::text, true),
+       pg_catalog.set_config('lock_timeout'::text, '10s'::text, true), extract(epoch FROM pg_catalog.now())::bigint
 
 -- create_staging --
 -- Unlogged, and made in the transaction that fills it: of an attempt that fails, nothing is left.
@@ -39,9 +40,19 @@ COPY {staging} (piece, records, lines) FROM STDIN WITH (FORMAT binary, FREEZE)
 
 -- begin_commit --
 -- First in the commit's transaction. It is acknowledged when it is on disk, whatever the role says; a rival with the same id is waited
--- for until it ends; a sort fits into memory where it can; and a scan begins where the table does, so that rows keep their order.
-SELECT set_config('synchronous_commit', 'on', true), set_config('lock_timeout', '0', true), set_config('work_mem', '256MB', true),
-       set_config('synchronize_seqscans', 'off', true)
+-- for until it ends; a sort fits into memory where it can; and a scan begins where the table does, so that rows keep their order. It tells
+-- where the job's role looks for names.
+SELECT pg_catalog.current_setting('search_path'::text), pg_catalog.set_config('search_path'::text, 'pg_catalog'::text, true),
+       pg_catalog.set_config('synchronous_commit'::text, 'on'::text, true), pg_catalog.set_config('lock_timeout'::text, '0'::text, true),
+       pg_catalog.set_config('work_mem'::text, '256MB'::text, true), pg_catalog.set_config('synchronize_seqscans'::text, 'off'::text, true)
+
+-- look_here --
+-- In a transaction: functions and operators of pg_catalog alone are looked for.
+SET LOCAL search_path = pg_catalog
+
+-- look_there --
+-- For the job's own statements: names are looked up as the job's role has it.
+SELECT set_config('search_path', %(search_path)s, true)
 
 -- claim_commit --
 -- One at a time for each id. The entry in {commits} would do, but it comes last: should a statement of the job end the transaction,
@@ -50,7 +61,7 @@ SELECT pg_advisory_xact_lock(hashtextextended(%(app_id)s::text, %(version)s::big
 
 -- later_epoch --
 -- The newest batch of a stream behind this one, if any: a stream's batches come in order.
-SELECT max(version) FROM {commits} WHERE app_id = %(app_id)s AND version > %(version)s
+SELECT max(version) FROM {commits} WHERE app_id = %(app_id)s AND version > %(version)s AND owner IN (current_user, '')
 
 -- staged_text --
 -- The next pieces, some MiB at a time.
@@ -80,7 +91,7 @@ SELECT count(*) FROM pg_temp.staged
 
 -- transaction --
 -- Which transaction this is: another one after a statement of the job, and it has ended the one that it was run in.
-SELECT pg_current_xact_id()::text
+SELECT pg_catalog.pg_current_xact_id()::text
 
 -- stash_staged --
 -- Ids are drawn in this order: what is published in the order of ids is so published in that order.
@@ -96,7 +107,7 @@ ORDER BY {order}
 DROP VIEW IF EXISTS pg_temp.staged
 
 -- staging_tables --
--- The staging tables of this role beside the outbox that nobody needs any more: those of the run that asks, those whose id is in
+-- The staging tables of this role that nobody needs any more: those of the run that asks, those whose id is in
 -- {commits} (of a stream: that batch or a later one), and those that are older than anybody waits.
 SELECT relname
 FROM (
@@ -104,7 +115,7 @@ FROM (
     FROM (
         SELECT relname, obj_description(oid, 'pg_class') AS about
         FROM pg_class
-        WHERE relnamespace = %(schema)s::regnamespace AND relkind = 'r' AND relpersistence = 'u'
+        WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s) AND relkind = 'r' AND relpersistence = 'u'
               AND starts_with(relname::text, %(prefix)s) AND pg_get_userbyid(relowner) = current_user
     ) AS described
 ) AS staging
@@ -112,7 +123,7 @@ WHERE tag ->> 'run' = %(run)s
       OR (tag ->> 'created')::bigint < extract(epoch FROM now()) - %(ttl)s
       OR EXISTS (
           SELECT FROM {commits}
-          WHERE app_id = tag ->> 'app_id'
+          WHERE app_id = tag ->> 'app_id' AND owner IN (current_user, '')
                 AND (version = (tag ->> 'version')::bigint OR (tag ->> 'is_stream')::boolean AND version > (tag ->> 'version')::bigint)
       )
 ORDER BY relname

@@ -1,13 +1,15 @@
--- What is asked of tickets: whether transactions are published. {published}: the view; {outbox}: the table.
+-- What is asked of tickets: whether transactions are published. {published}: the view; {outbox}: the table. They run on callers'
+-- connections, so every function is named with its schema, and every operator finds exactly its types in pg_catalog.
 
 -- watermarks --
--- How far everything is out, one row a shard; why nobody can tell; and which run of which server has answered.
-SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_postmaster_start_time())::text
+-- How far everything is out, one row a shard; why nobody can tell; which run of which server has answered; and by what announcements are
+-- proved.
+SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, secret
 FROM {published} ORDER BY shard
 
 -- account --
 -- The same, with the last batch and the records published of each topic by then.
-SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_postmaster_start_time())::text, batch, topics
+SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, secret, batch, topics
 FROM {published} ORDER BY shard
 
 -- doubt --
@@ -18,15 +20,15 @@ SELECT doubt FROM {published} WHERE doubt IS NOT NULL ORDER BY shard LIMIT 1
 -- What became of transactions, and under which name one was prepared and not ended. An id at or above the snapshot's xmax has not
 -- ended, and of one that has not begun Postgres would not say anything. Of very old ones it has forgotten it (null).
 SELECT asked.id::text::bigint,
-       CASE WHEN asked.id >= pg_snapshot_xmax(pg_current_snapshot()) THEN 'in progress' ELSE pg_xact_status(asked.id) END,
-       prepared.gid, extract(epoch FROM clock_timestamp() - prepared.prepared)::float8
-FROM unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
-LEFT JOIN pg_prepared_xacts AS prepared ON prepared.transaction = asked.id::xid AND prepared.database = current_database()
+       CASE WHEN asked.id >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) THEN 'in progress' ELSE pg_catalog.pg_xact_status(asked.id) END,
+       prepared.gid, extract(epoch FROM pg_catalog.clock_timestamp() - prepared.prepared)::float8
+FROM pg_catalog.unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
+LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared ON prepared.transaction = asked.id::xid AND prepared.database = pg_catalog.current_database()
 
 -- left --
 -- How many records of each transaction are in the outbox, in order, and of at most so many records in all: the last transaction may have
 -- more, and those behind it do not show. None where there are none.
-SELECT transaction_id::text::bigint, count(*)
+SELECT transaction_id::text::bigint, pg_catalog.count(*)
 FROM (
     SELECT transaction_id FROM {outbox}
     WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
@@ -38,21 +40,21 @@ ORDER BY transaction_id
 
 -- may_count --
 -- Whether the role may look at the transaction ids in the outbox.
-SELECT has_column_privilege(%(outbox)s, 'transaction_id', 'SELECT')
+SELECT pg_catalog.has_column_privilege(%(outbox)s::text, 'transaction_id'::text, 'SELECT'::text)
 
 -- settled --
 -- The last word on transactions that a watermark is known to see: it is asked after that is known. Whether the watermark still counts:
 -- the same incarnation, on the same run of the same server, and no doubt about either; what became of each transaction; how many of its
 -- records wait among the parked ones, how many were discarded, and some of the reasons.
 SELECT asked.id::text::bigint,
-       (SELECT coalesce(bool_and(doubt IS NULL AND incarnation = %(incarnation)s), false) FROM {published})
-           AND extract(epoch FROM pg_postmaster_start_time())::text = %(server)s,
-       CASE WHEN asked.id >= pg_snapshot_xmax(pg_current_snapshot()) THEN 'in progress' ELSE pg_xact_status(asked.id) END,
+       (SELECT coalesce(pg_catalog.bool_and(doubt IS NULL AND incarnation = %(incarnation)s), false) FROM {published})
+           AND extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text = %(server)s,
+       CASE WHEN asked.id >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) THEN 'in progress' ELSE pg_catalog.pg_xact_status(asked.id) END,
        coalesce(found.waiting, 0), coalesce(found.discarded, 0), coalesce(found.reasons, ARRAY[]::text[])
-FROM unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
+FROM pg_catalog.unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
 LEFT JOIN (
-    SELECT transaction_id, count(*) FILTER (WHERE discarded_at IS NULL) AS waiting, count(*) FILTER (WHERE discarded_at IS NOT NULL) AS discarded,
-           (array_agg(DISTINCT reason) FILTER (WHERE reason IS NOT NULL))[1:3] AS reasons
+    SELECT transaction_id, pg_catalog.count(*) FILTER (WHERE discarded_at IS NULL) AS waiting, pg_catalog.count(*) FILTER (WHERE discarded_at IS NOT NULL) AS discarded,
+           (pg_catalog.array_agg(DISTINCT reason) FILTER (WHERE reason IS NOT NULL))[1:3] AS reasons
     FROM {parked}
     WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[]) AND incarnation = %(incarnation)s
     GROUP BY transaction_id

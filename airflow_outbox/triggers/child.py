@@ -16,6 +16,8 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
+from airflow_outbox.environment import without_airflow
+
 # -P: the triggerer's working folder is no place to import from.
 COMMAND = (sys.executable, "-P", "-m", "airflow_outbox.harvest")
 END_SECONDS = 0.95  # it ends itself within 0.9 s
@@ -44,7 +46,7 @@ class HarvestChild:
         """
         # A session of its own: what is sent to the triggerer's process group is for the triggerer to pass on.
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, env=_environment()
+            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, env=without_airflow()
         )
         child = cls(process)
         try:
@@ -123,8 +125,3 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         begun += rest[: LONGEST_LINE - len(begun)]
     if begun:
         yield begun.decode("utf-8", "replace")
-
-
-def _environment() -> dict[str, str]:
-    """The triggerer's environment without what is Airflow's: connections, the metadata database's address, keys."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}

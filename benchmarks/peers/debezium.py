@@ -82,6 +82,7 @@ def _connector(place: Place) -> dict[str, object]:
         "database.hostname": server["host"],
         "database.port": server["port"],
         "database.user": server["user"],
+        "database.password": server["password"],
         "database.dbname": server["dbname"],
         "topic.prefix": f"{place.topic}-debezium",
         "plugin.name": "pgoutput",

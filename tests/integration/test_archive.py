@@ -125,7 +125,7 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
 def test_init_makes_the_archive_with_partitions_for_days_ahead_once(
     connection: psycopg.Connection[Any], query: Query
 ) -> None:
-    assert init_outbox(connection, NAME) == ['made "outbox" and the tables beside it, schema version 5']
+    assert init_outbox(connection, NAME) == ['made "outbox" and the tables beside it, schema version 6']
     assert init_outbox(connection, NAME, archive_retention=MONTH) == ['made "outbox_archive"']
     assert init_outbox(connection, NAME, archive_retention=MONTH) == []
     days = {today() + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)}
@@ -133,7 +133,9 @@ def test_init_makes_the_archive_with_partitions_for_days_ahead_once(
     bounds = query(
         f"SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE relname = 'outbox_archive_{today():%Y%m%d}'"
     )
-    with psycopg.connect(connection.info.dsn, options="-c TimeZone=Asia/Tokyo") as elsewhere:
+    with psycopg.connect(
+        connection.info.dsn, password=connection.info.password, options="-c TimeZone=Asia/Tokyo"
+    ) as elsewhere:
         Archive(elsewhere, NAME).tend(now=datetime.now(UTC) + timedelta(days=1), retention=MONTH)
     connection.execute("SET TimeZone = 'Asia/Tokyo'")
     assert len(Archive(connection, NAME).days()) == DAYS_AHEAD + 2
@@ -286,4 +288,4 @@ def test_a_harvester_without_its_archive_does_not_start(database: str, kafka: Em
         process.ends()
     finally:
         process.end()
-    assert 'there is no "outbox_archive". Run `airflow-outbox init`' in process.events[-1]["error"]
+    assert 'there is no "public"."outbox_archive". Run `airflow-outbox init`' in process.events[-1]["error"]

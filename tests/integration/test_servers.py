@@ -94,7 +94,7 @@ def test_each_test_has_a_database_of_its_own(postgres: EmbeddedPostgres, databas
         assert connection.info.dbname != "postgres"
 
 
-def test_only_the_superuser_needs_no_password(postgres: EmbeddedPostgres, database: str) -> None:
+def test_over_tcp_every_role_needs_a_password(postgres: EmbeddedPostgres, database: str) -> None:
     name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
     assert isinstance(name, str)
     role = f"role_of_{name}"
@@ -107,9 +107,9 @@ def test_only_the_superuser_needs_no_password(postgres: EmbeddedPostgres, databa
             ):
                 with psycopg.connect(address) as other:
                     assert other.execute("SELECT current_user").fetchone() == (role,)
-            for password in (None, "wrong"):
+            for user, password in ((role, None), (role, "wrong"), ("postgres", "wrong"), ("postgres", "")):
                 with pytest.raises(psycopg.OperationalError, match="password"):
-                    psycopg.connect(postgres.dsn(name, user=role, password=password))
+                    psycopg.connect(postgres.dsn(name, user=user, password=password))
         finally:
             connection.execute(f"DROP ROLE {role}")
 

@@ -255,6 +255,39 @@ def test_the_looking_role_reads_and_changes_nothing(connection: psycopg.Connecti
                 connection.execute(f"DELETE FROM app.{table}")  # type: ignore[call-overload]
 
 
+def test_a_job_makes_tables_only_where_jobs_stage(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
+    with acting_as(connection, roles["job"]):
+        connection.execute("CREATE TABLE app_outbox_staging.mine ()")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("CREATE TABLE app.mine ()")
+    with acting_as(connection, roles["stash"]), pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("CREATE TABLE app_outbox_staging.mine ()")
+
+
+def test_init_refuses_a_schema_for_staging_of_somebody_else(
+    connection: psycopg.Connection[Any], roles: dict[str, str]
+) -> None:
+    connection.execute(f'CREATE SCHEMA public_outbox_staging AUTHORIZATION "{roles["job"]}"'.encode())
+    with pytest.raises(ConfigurationError, match=r"schema public_outbox_staging, where jobs .* belongs to"):
+        init_outbox(connection, OutboxName.parse("outbox"))
+
+
+@pytest.mark.parametrize("schema", ["app", "with space", 'a"quote', "100%", "with\nnewline", "Ärger"])
+def test_a_schema_may_be_called_anything(connection: psycopg.Connection[Any], schema: str) -> None:
+    quoted = schema.replace('"', '""')
+    name = OutboxName.parse(f'"{quoted}".outbox')
+    init_outbox(connection, name)
+    with connection.transaction():
+        connection.execute('CREATE ROLE "grantee"')
+        for role in ROLES:
+            for statement in grant_statements(connection, name, role, "grantee"):
+                connection.execute(statement.encode())
+        raise psycopg.Rollback
+    with connection.transaction():
+        assert stash(connection, OutboxRecord("t", "k", "v"), outbox=name.text())
+    assert OutboxTable(connection, name).identity().incarnation == 1
+
+
 def test_a_missing_privilege_is_named_with_its_remedy(
     connection: psycopg.Connection[Any], roles: dict[str, str]
 ) -> None:

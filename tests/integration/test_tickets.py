@@ -283,7 +283,7 @@ def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, sta
                     records = [OutboxRecord(outbox.topic, f"k{n}", str(5 * turn + n)) for n in range(5)]
                     tickets.append(stash(connection, records))
                 notes = [note.payload.split(" ") for note in listening.notifies(timeout=0.05)]
-                seen = [Snapshot.parse(snapshot) for shard, incarnation, snapshot in notes]
+                seen = [Snapshot.parse(snapshot) for shard, incarnation, snapshot, proof in notes]
                 news = sum(any(each.sees(ticket.transaction_id) for each in seen) for ticket in tickets)
                 if news > claimed:
                     claimed = news

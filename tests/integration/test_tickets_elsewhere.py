@@ -29,7 +29,7 @@ from airflow_outbox.listening import Listener
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.sql import statements
 from airflow_outbox.status import read_status
-from airflow_outbox.tickets import TicketState, TicketStatus, ticket_status
+from airflow_outbox.tickets import TicketState, TicketStatus, proof_of, ticket_status
 
 ADOPTED = """
 UPDATE outbox_leader
@@ -154,6 +154,7 @@ async def test_a_standby_that_lacks_transactions_calls_none_of_its_own_published
         leader.beat()
     copy(primary, standby)
     both = f"host={LOOPBACK},{LOOPBACK} port={primary.port},{standby.port} user=postgres dbname=shop"
+    both += f" password={primary.superuser_password}"
     listening = Listener(both + " target_session_attrs=read-write")
     found: list[TicketStatus] = []
     heard: list[TicketStatus] = []
@@ -164,7 +165,9 @@ async def test_a_standby_that_lacks_transactions_calls_none_of_its_own_published
         early = asyncio.create_task(last_of(listening, Ticket(lost.outbox_id, 1, lost.transaction_id + 299), heard))
         await asyncio.sleep(2)
         text = f"0 1 {lost.transaction_id}:{lost.transaction_id + 300}:{lost.transaction_id}"
-        connection.execute("SELECT pg_notify(%s, %s)", [f"outbox {lost.outbox_id}", text])
+        [(secret,)] = connection.execute("SELECT secret FROM outbox_leader").fetchall()
+        announcement = f"{text} {proof_of(text, secret)}"
+        connection.execute("SELECT pg_notify(%s, %s)", [f"outbox {lost.outbox_id}", announcement])
         await early
         assert heard[-1].state is TicketState.PUBLISHED, "the old primary's announcement was heard"
         assert {status.state for status in found} == {TicketState.WAITING}

@@ -91,6 +91,7 @@ def connect(outbox: SecureOutbox, monkeypatch: pytest.MonkeyPatch) -> None:
         "port": int(parameters["port"]),
         "schema": parameters["dbname"],
         "login": parameters["user"],
+        "password": parameters["password"],
     }
     monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(postgres))
 

@@ -70,9 +70,10 @@ class ShowsAnyHistory(SimulatedSession):
 
     def _watermarks(self, values: Mapping[str, Any]) -> Rows:
         fence = self._server.database.state.fence
-        [(outbox_id, incarnation, delivery, _, _, server)] = super()._watermarks(values)
+        [(outbox_id, incarnation, delivery, _, _, server, secret)] = super()._watermarks(values)
         watermark = fence.flushed.watermark
-        return [(outbox_id, incarnation, delivery, None if watermark is None else str(watermark), None, server)]
+        shown = None if watermark is None else str(watermark)
+        return [(outbox_id, incarnation, delivery, shown, None, server, secret)]
 
     def _settled(self, values: Mapping[str, Any]) -> Rows:
         return [(number, True, *word) for number, _, *word in super()._settled(values)]

@@ -17,8 +17,10 @@ from airflow_outbox.fence import Flushed, History, Request, Witness
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
+from airflow_outbox.tickets import proof_of
 
 OUTBOX_ID = UUID(int=1)
+SECRET = UUID(int=2)
 
 
 class TransactionLostError(Exception):
@@ -285,7 +287,8 @@ class Database:
         """Part of a statement: it is written with the statement's own change, which follows."""
         if watermark is not None:
             self.write("announce", watermark, self._tick())
-            self._announced.append(f"0 {self.state.fence.incarnation} {watermark}")
+            text = f"0 {self.state.fence.incarnation} {watermark}"
+            self._announced.append(f"{text} {proof_of(text, SECRET)}")
 
     def flush(self) -> None:
         self.flushed = len(self.log)

@@ -11,7 +11,7 @@ from typing import Any
 from simulation.checker import Committed, Seen
 from simulation.loop import ELSEWHERE
 from simulation.network import Link, Network
-from simulation.postgres import OUTBOX_ID
+from simulation.postgres import OUTBOX_ID, SECRET
 from simulation.statements import Backend, Server
 from simulation.verdicts import Verdict
 
@@ -207,7 +207,7 @@ class SimulatedSession:
         database, fence = self._server.database, self._server.database.state.fence
         doubt, watermark = database.doubt, fence.flushed.watermark
         shown = str(watermark) if watermark is not None and doubt is None else None
-        return [(OUTBOX_ID, fence.incarnation, fence.delivery, shown, doubt, str(database.life))]
+        return [(OUTBOX_ID, fence.incarnation, fence.delivery, shown, doubt, str(database.life), SECRET)]
 
     def _outcomes(self, values: Mapping[str, Any]) -> Rows:
         database = self._server.database

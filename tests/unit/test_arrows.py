@@ -31,9 +31,9 @@ LAYERS = [
     {"stash", "tickets"},
     {"archive", "parked", "parked_requests"},
     {"table"},
-    {"loaded_rows"},
+    {"loaded_rows", "soundness"},
     {"connection"},
-    {"fence", "finding", "keeping", "names", "pages", "records", "sql", "terminal"},
+    {"environment", "fence", "finding", "keeping", "names", "pages", "records", "sql", "terminal"},
     {"errors"},
 ]
 

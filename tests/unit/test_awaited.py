@@ -10,13 +10,18 @@ from airflow_outbox.awaited import Awaited, Waiter
 from airflow_outbox.errors import TicketRefusedError
 from airflow_outbox.names import OutboxName
 from airflow_outbox.records import Ticket
-from airflow_outbox.tickets import COMMITTED, LastWord, Outcome, TicketState, TicketStatus, Watermarks, judge
+from airflow_outbox.tickets import COMMITTED, LastWord, Outcome, TicketState, TicketStatus, Watermarks, judge, proof_of
 
 OUTBOX_ID = UUID(int=1)
+SECRET = UUID(int=2)
+
+
+def announcement(text: str, secret: UUID = SECRET) -> str:
+    return f"{text} {proof_of(text, secret)}"
 
 
 def stored(watermark: str | None, *, incarnation: int = 1, doubt: str | None = None, server: str = "one") -> Watermarks:
-    return Watermarks.read([(OUTBOX_ID, incarnation, "exactly_once", watermark, doubt, server)])
+    return Watermarks.read([(OUTBOX_ID, incarnation, "exactly_once", watermark, doubt, server, SECRET)])
 
 
 def ticket(transaction_id: int, incarnation: int = 1) -> Ticket:
@@ -29,7 +34,7 @@ def awaited() -> Awaited:
     awaited = Awaited(OutboxName.parse("outbox"), report_at=0)
     awaited.looked_at = 99.0
     awaited.learn(stored("1400:1400:"))
-    awaited.hear("0 1 2000:2000:", 100.0)
+    awaited.hear(announcement("0 1 2000:2000:"), 100.0)
     return awaited
 
 
@@ -49,6 +54,21 @@ def test_an_announcement_is_believed_on_the_connection_that_it_came_on(awaited: 
     assert state(awaited, waiter) is TicketState.PUBLISHED
     awaited.learn(stored("1500:1500:"))  # what is stored is older
     assert state(awaited, waiter) is TicketState.PUBLISHED
+
+
+@pytest.mark.parametrize(
+    "forged", ["0 1 3000:3000:", announcement("0 1 3000:3000:", UUID(int=3)), "0 1 3000:3000: " + 64 * "ü", ""]
+)
+def test_an_announcement_without_proof_is_not_believed(awaited: Awaited, forged: str) -> None:
+    awaited.hear(forged, 105.0)
+    assert awaited.heard_at == 100.0
+    assert state(awaited, Waiter(ticket(2600), has_committed=True)) is TicketState.WAITING
+
+
+def test_an_announcement_does_not_prove_another(awaited: Awaited) -> None:
+    proof = announcement("0 1 2000:2000:").split(" ")[-1]
+    awaited.hear(f"0 1 3000:3000: {proof}", 105.0)
+    assert state(awaited, Waiter(ticket(2600), has_committed=True)) is TicketState.WAITING
 
 
 def test_on_a_new_connection_all_is_asked_for_again(awaited: Awaited) -> None:
@@ -88,7 +108,7 @@ def test_a_doubt_is_told_to_all_and_its_end_too(awaited: Awaited) -> None:
 
 def test_in_doubt_an_announcement_is_a_reason_to_look(awaited: Awaited) -> None:
     awaited.learn(stored(None, doubt="halted"))
-    awaited.hear("0 1 3000:3000:", 100.0)
+    awaited.hear(announcement("0 1 3000:3000:"), 100.0)
     assert awaited.is_to_look(100.0)
     assert state(awaited, Waiter(ticket(1600), has_committed=True)) is TicketState.HALTED
 

@@ -39,7 +39,7 @@ BEGIN
     FOR grantee IN
         SELECT DISTINCT CASE WHEN acl.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(acl.grantee)) END
         FROM pg_attribute CROSS JOIN LATERAL aclexplode(attacl) AS acl
-        WHERE attrelid = to_regclass($name${published}$name$) AND attname = 'watermark' AND privilege_type = 'SELECT'
+        WHERE attrelid = to_regclass({published_text}) AND attname = 'watermark' AND privilege_type = 'SELECT'
     LOOP
         EXECUTE $grant$GRANT SELECT (doubt) ON {published} TO $grant$ || grantee;
     END LOOP;

@@ -91,7 +91,8 @@ def outbox(database: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch)
 
 def connections(database: str, kafka: EmbeddedKafka, **login: str) -> dict[str, dict[str, Any]]:
     server = conninfo_to_dict(database)
-    known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"], "login": server["user"]}
+    known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"]}
+    known |= {"login": server["user"], "password": server["password"]}
     return {
         "postgres_default": {"conn_type": "postgres", **known, **login},
         "kafka_default": {"conn_type": "kafka", "extra": {"bootstrap.servers": kafka.bootstrap}},

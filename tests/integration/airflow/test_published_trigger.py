@@ -32,7 +32,8 @@ BLOCKED = "FROM pg_stat_activity WHERE datname = current_database() AND wait_eve
 def leader(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Leader]:
     """A leader of the outbox behind Airflow's default connection."""
     server = conninfo_to_dict(database)
-    known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"], "login": server["user"]}
+    known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"]}
+    known |= {"login": server["user"], "password": server["password"]}
     monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps({"conn_type": "postgres", **known}))
     monkeypatch.setattr("airflow_outbox.awaited._PARKED_INTERVAL", 0.5)
     with closing(Leader(database)) as leader:
@@ -113,7 +114,7 @@ def test_the_sensor_fails_at_once_when_records_are_parked_already_or_is_skipped(
 async def test_a_connection_that_is_lost_once_the_batch_is_out_is_made_anew(leader: Leader) -> None:
     ticket = leader.stash()
     with leader.own.transaction():
-        leader.own.execute("LOCK outbox_parked")
+        leader.own.execute("LOCK public.outbox_parked")
         waiting = asyncio.create_task(event(ticket))
         leader.connection.execute("UPDATE outbox_leader SET watermark = pg_current_snapshot()")
         for _ in range(2):

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from integration.spark.shop import Shop, orders
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_outbox.connection import connect
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.spark import register
@@ -36,7 +36,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def shop(database: str) -> Iterator[Shop]:
-    with connect(database, purpose="test") as connection:
+    with psycopg.connect(database, autocommit=True) as connection:
         init_outbox(connection, OutboxName.parse("outbox"))
         connection.execute("CREATE TABLE orders (number bigint PRIMARY KEY, customer text)")
         yield Shop(database, connection)

@@ -10,6 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 RECORDS = 1000
+STAGING = "public_outbox_staging"
+"""The schema of the staging tables."""
 FILL_ORDERS = "INSERT INTO orders SELECT number, key FROM staged"
 HEADER = "named_struct('key', 'schema', 'value', 'order/1')"
 

@@ -12,13 +12,12 @@ from typing import cast
 import psycopg
 import pytest
 from integration.spark.breaking import Fault, die, end_sessions, fail, first_attempt, register_breaking
-from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
+from integration.spark.shop import FILL_ORDERS, RECORDS, STAGING, Shop
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
@@ -82,7 +81,8 @@ def test_a_part_of_the_staging_that_is_gone(shop: Shop, orders: DataFrame, spark
         with psycopg.connect(url, autocommit=True) as connection:
             found = connection.execute("SELECT relname FROM pg_class WHERE relname LIKE '%\\_staging\\_%' ORDER BY 1")
             name = cast("tuple[str]", found.fetchone())[0]
-            connection.execute(f'DELETE FROM "{name}" WHERE ctid = (SELECT max(ctid) FROM "{name}")'.encode())
+            table = f'{STAGING}."{name}"'
+            connection.execute(f"DELETE FROM {table} WHERE ctid = (SELECT max(ctid) FROM {table})".encode())
 
     register_breaking(spark, "breaking", before_commit=lose)
     options = ORDER if form == "rows" else {"txnAppId": "orders"}
@@ -157,7 +157,7 @@ def test_postgres_restarted_between_staging_and_commit(
     options = ORDER if form == "rows" else {"txnAppId": "orders"}
     whole = WHOLE if form == "rows" else (RECORDS, 0, 1)
     with EmbeddedPostgres(server_folder / f"{how}-{form}") as server, ThreadPoolExecutor(1) as threads:
-        with connect(server.dsn(), purpose="test") as connection:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
             init_outbox(connection, OutboxName.parse("outbox"))
             connection.execute("CREATE TABLE orders (number bigint PRIMARY KEY, customer text)")
         here = server_folder / f"{how}-{form}-commit"
@@ -180,7 +180,7 @@ def test_postgres_restarted_between_staging_and_commit(
         time.sleep(2)  # the commit finds no server
         server.start()
         failure = writing.exception()
-        with connect(server.dsn(), purpose="test") as connection:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
             shop = Shop(server.dsn(), connection)
             if how == "stopped":
                 assert failure is None
@@ -220,7 +220,7 @@ def test_staging_that_a_straggler_holds_is_left_to_a_later_run(
         wait_for(lambda: here.exists() or writing.done())
         assert here.exists(), writing.exception()
         held = shop.staging_tables()[0]
-        straggler.execute(f'LOCK TABLE "{held}" IN ROW EXCLUSIVE MODE'.encode())
+        straggler.execute(f'LOCK TABLE {STAGING}."{held}" IN ROW EXCLUSIVE MODE'.encode())
         here.unlink()
         writing.result()
         assert shop.counts() == WHOLE

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pyspark
 import pytest
 import yaml
@@ -21,7 +22,6 @@ from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job
 from airflow_outbox.audit.findings import AuditReport
 from airflow_outbox.audit.scene import AuditRequest
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
@@ -87,7 +87,7 @@ def test_a_submitted_audit_ends_as_the_command_does_and_shows_no_password(archiv
     archived.publish([archived.record(1)])
     role = f"{make_conninfo(archived.outbox.database).split('dbname=')[1].split()[0]}_auditor"
     archived.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'; GRANT SELECT ON archive TO {role}")
-    with connect(archived.outbox.database, purpose="test") as connection:
+    with psycopg.connect(archived.outbox.database, autocommit=True) as connection:
         for statement in grant_statements(connection, OutboxName.parse("outbox"), "look", role):
             connection.execute(statement.encode())
     data_source = make_conninfo(archived.outbox.database, user=role, password=PASSWORD)

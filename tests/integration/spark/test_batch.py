@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
+from integration.spark.shop import FILL_ORDERS, RECORDS, STAGING, Shop
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -170,10 +170,11 @@ def test_leftovers_that_nobody_needs_are_swept_and_nothing_else(shop: Shop, orde
         "young": {"app_id": "dead", "version": 0, "is_stream": False, "created": now - 86_300},
     }
     for name, about in leftovers.items():
-        table = f"outbox_staging_{name}"
+        table = f"{STAGING}.outbox_staging_{name}"
         shop.connection.execute(f"CREATE UNLOGGED TABLE {table} ()".encode())
         shop.connection.execute(f"COMMENT ON TABLE {table} IS '{json.dumps(about)}'".encode())
-    shop.connection.execute("CREATE UNLOGGED TABLE outbox_staging_own (); CREATE TABLE outbox_staging_logged ()")
+    shop.connection.execute(f"CREATE UNLOGGED TABLE {STAGING}.outbox_staging_own ()".encode())
+    shop.connection.execute(f"CREATE TABLE {STAGING}.outbox_staging_logged ()".encode())
     shop.write(orders)
     assert sorted(name.removeprefix("outbox_staging_") for name in shop.staging_tables()) == [
         "logged",

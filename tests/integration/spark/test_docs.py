@@ -14,7 +14,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.names import OutboxName
@@ -32,11 +31,12 @@ def shop(
     for name, text in TITLED.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    with connect(database, purpose="test") as connection:
+    with psycopg.connect(database, autocommit=True) as connection:
         init_outbox(connection, OutboxName.parse("outbox"))
         [table] = re.findall(r"`(CREATE TABLE [^`]+)`", PAGE)
         connection.execute(table.encode())
         shop_db = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "postgres"}
+        shop_db["password"] = postgres.superuser_password
         monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", json.dumps({**shop_db, "schema": connection.info.dbname}))
         monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
         monkeypatch.setenv("JAVA_HOME", str(java_home(find_java())))

@@ -11,6 +11,7 @@ import pytest
 from integration.spark.breaking import end_sessions, first_attempt, register_breaking
 from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
 from pooler import Pooler
+from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
@@ -54,7 +55,9 @@ def test_writes_of_one_id_at_once(pooled: Shop, orders: DataFrame, spark: SparkS
 
 def test_sessions_that_end_amid_their_copy(pooled: Shop, orders: DataFrame, spark: SparkSession) -> None:
     """Those of the pooler with Postgres, which the tasks lose in the middle of their transactions."""
-    register_breaking(spark, "breaking", amid_rows=first_attempt(end_sessions(pooled.connection.info.dsn)))
+    direct = pooled.connection.info
+    url = make_conninfo(direct.dsn, password=direct.password)
+    register_breaking(spark, "breaking", amid_rows=first_attempt(end_sessions(url)))
     pooled.write(orders, source="breaking", **ORDER)
     [(killed,)] = pooled.rows("SELECT sessions_killed FROM pg_stat_database WHERE datname = current_database()")
     assert killed > 0

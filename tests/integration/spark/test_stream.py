@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from integration.spark.shop import FILL_ORDERS, HEADER, RECORDS, Shop
 from pyspark.errors import StreamingQueryException
@@ -14,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
@@ -164,7 +164,7 @@ def test_a_query_goes_on_while_postgres_restarts(
     orders.repartitionByRange(batches, "number").write.parquet(str(folder))
     frame = spark.readStream.schema(orders.schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
     with EmbeddedPostgres(server_folder / "restarting") as server:
-        with connect(server.dsn(), purpose="test") as connection:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
             init_outbox(connection, OutboxName.parse("outbox"))
         writer = frame.writeStream.format("outbox").options(url=server.dsn(), inlineBytes="0")
         query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
@@ -177,7 +177,7 @@ def test_a_query_goes_on_while_postgres_restarts(
             time.sleep(1)
             server.start()
         query.awaitTermination()
-        with connect(server.dsn(), purpose="test") as connection:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
             counts = "SELECT count(*), count(DISTINCT kafka_value) FROM outbox"
             assert connection.execute(counts).fetchone() == (RECORDS, RECORDS)
             assert connection.execute("SELECT count(*) FROM outbox_commits").fetchone() == (batches,)

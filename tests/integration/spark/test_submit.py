@@ -20,7 +20,6 @@ import pytest
 from faults.spark.standalone import Standalone
 
 from airflow_outbox import __version__
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.check import compare_tables
 from airflow_outbox.demo.flights import read_flights
 from airflow_outbox.demo.java import find_java, java_home
@@ -118,7 +117,7 @@ def connection(
     database: str, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[psycopg.Connection[Any]]:
     """An outbox, a role with a password that may write to it, and the Airflow connections that the operator uses."""
-    with connect(database, purpose="test") as connection:
+    with psycopg.connect(database, autocommit=True) as connection:
         init_outbox(connection, OutboxName.parse("outbox"))
         role = f"{connection.info.dbname}_job"
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'".encode())

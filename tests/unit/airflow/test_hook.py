@@ -109,6 +109,14 @@ def test_a_password_that_expires_is_refused_for_harvesting(connect: Connect) -> 
         ({"limits": {"mark_record": 1}}, r"limits\.mark_record.*limits\.mark_records"),
         ({"data_source": "host=h"}, "data_source comes from the connections"),
         ({"delivery": "at_most_once"}, "delivery"),
+        (
+            {"kafka_producer": {"plugin.library.paths": "/tmp/mine.so"}},
+            r"kafka_producer\.plugin\.library\.paths",
+        ),
+        ({"kafka_producer": {"bootstrap.servers": "mine:9092"}}, r"kafka_producer\.bootstrap\.servers is not"),
+        ({"kafka_consumer": {"sasl.kerberos.kinit.cmd": "id"}}, r"kafka_consumer\.sasl\.kerberos\.kinit\.cmd is not"),
+        ({"kafka_consumer": {"ssl.engine.location": "/tmp/mine.so"}}, r"kafka_consumer\.ssl\.engine\.location is not"),
+        ({"kafka_producer": {"metadata.broker.list": "mine:1"}}, r"A Dag may set acks, .*linger\.ms"),
     ],
 )
 def test_settings_are_examined_without_connections(settings: dict[str, Any], problem: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, AirflowOptionalProviderFeatureException
 
 from airflow_outbox import __version__
-from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.errors import ConfigurationError, PostgresError
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 from airflow_outbox.spark.package import packed
 
@@ -56,6 +56,24 @@ def test_spark_submit_is_found_in_pyspark_when_it_is_not_on_path(
     own = tmp_path / "spark-submit"
     own.touch(mode=0o755)
     assert operator(conn_id="local")._get_hook()._connection["spark_binary"] == "spark-submit"
+
+
+def test_the_driver_gets_nothing_of_airflows_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command, seen = tmp_path / "spark-submit", tmp_path / "seen"
+    command.write_text(f"#!/bin/sh\nenv > {seen}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://airflow:secret@db/airflow")
+    submitting = operator(conn_id="local", env_vars={"MODE": "full", "AIRFLOW_VAR_MODE": "full"})
+    with pytest.raises(PostgresError):  # it has committed nothing
+        submitting.execute(RUN)
+    submitting._hook._submit_sp.stdout.close()  # type: ignore[union-attr]
+    environment = seen.read_text().splitlines()
+    assert "secret" not in seen.read_text()
+    assert [line for line in environment if line.startswith(("AIRFLOW", "MODE"))] in (
+        ["AIRFLOW_VAR_MODE=full", "MODE=full"],
+        ["MODE=full", "AIRFLOW_VAR_MODE=full"],
+    )
 
 
 def test_a_local_master_runs_the_job_under_this_python_unless_told_otherwise() -> None:

@@ -1,0 +1,50 @@
+"""Whether an outbox's tables are what they are taken for: the owner's, whole, durable, and without somebody's triggers.
+
+A role that may make tables could make `outbox_archive` before the owner does, and get all that is published.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from airflow_outbox.connection import located, render, translated
+from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.names import OutboxName
+from airflow_outbox.sql import statements
+
+_KINDS = {
+    "": "table",
+    "leader": "table",
+    "commits": "table",
+    "adopted": "table",
+    "parked": "table",
+    "published": "view",
+    "archive": "archive",
+}
+
+
+def problems(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
+    """Everything that is wrong, a sentence without its end each. A table that is not there is not wrong here.
+
+    Raises PostgresError.
+    """
+    name = located(connection, name)
+    values = {
+        "outbox": name.text(),
+        "archive": name.text("archive"),
+        "names": [name.text(suffix) for suffix in _KINDS],
+        "kinds": list(_KINDS.values()),
+    }
+    with translated(name):
+        rows = connection.execute(render(statements("soundness.sql")["problems"], name), values).fetchall()
+    return [f"table {relation} {problem}" for relation, problem in rows]
+
+
+def require_sound(connection: psycopg.Connection[Any], name: OutboxName) -> None:
+    """Raise ConfigurationError, which names the first problem, unless all is as it must be."""
+    if found := problems(connection, name):
+        raise ConfigurationError(
+            f"{name}: {found[0]}. Harvesting from it is not safe. Correct that as the table's owner, or drop the table"
+        )
