@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from distribution import Scheduling, in_order
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,6 +42,10 @@ _isolate_airflow()
 from airflow_outbox.demo.jars import kafka_jars  # noqa: E402
 from airflow_outbox.demo.kafka import EmbeddedKafka  # noqa: E402
 from airflow_outbox.demo.postgres import EmbeddedPostgres  # noqa: E402
+
+# How long an example takes depends on what else runs.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

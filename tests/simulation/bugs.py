@@ -48,7 +48,6 @@ class Bug:
 
 
 ATOMIC = Design(atomic=True)
-AT_LEAST_ONCE = Design(delivery="at_least_once")
 OTHER = "other_histories"
 LATE = "late_requests"
 
@@ -144,13 +143,6 @@ BUGS: Collection[Bug] = (
     ),
     _parking("a lane flows again while records wait in it", ParkedLanes, "gone", planted.forget_lanes, _V.OUT_OF_ORDER),
     _parking("what Kafka refuses together is never divided", Caution, "portions", planted.together, _V.STUCK),
-    Bug(
-        "what waits for a record is not looked at again when that is gone",
-        (_V.STUCK, _V.OUT_OF_ORDER),
-        "poisoned_at_least_once",
-        AT_LEAST_ONCE,
-        (ParkedLanes, "divert_again", planted.as_before),
-    ),
     # Whole source transactions
     _atomic("transactions are cut anywhere", exactly_once, "Closure", planted.CutsAnywhere, _V.TORN),
     _atomic("only what is not whole is held back", closure, "behind", planted.no_others, _V.OUT_OF_ORDER),

@@ -13,7 +13,7 @@ from simulation.kinds import KINDS
 from simulation.verdicts import verdict_of
 
 SEEDS = 4000
-"""Within how many histories every bug is found. Most are found within twenty; the rarest is in one of five hundred."""
+"""Within how many histories every bug is found. Most are found within twenty."""
 _SHARE = 5  # histories that a process is given at a time
 
 
