@@ -57,9 +57,9 @@ rows = st.tuples(
     st.sampled_from(TIMES),
     st.integers(-(2**63) + 1, 2**63 - 1),
 )
-INSERT = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
+INSERT = """INSERT INTO public.outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
     kafka_partition, create_time, id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"""
-UNCHECKED = """ALTER TABLE outbox
+UNCHECKED = """ALTER TABLE public.outbox
     DROP CONSTRAINT headers_have_one_dimension, DROP CONSTRAINT outbox_kafka_partition_check"""
 
 
@@ -70,17 +70,17 @@ class Decoded:
     connection: psycopg.Connection[Any]
 
     def write(self, written: list[tuple[Any, ...]]) -> int:
-        self.connection.execute("TRUNCATE outbox, outbox_parked")
+        self.connection.execute("TRUNCATE public.outbox, public.outbox_parked")
         for row in written:
             self.connection.execute(INSERT, row)
-        return int(self.connection.execute("SELECT count(*) FROM outbox").fetchone()[0])  # type: ignore[index]
+        return int(self.connection.execute("SELECT count(*) FROM public.outbox").fetchone()[0])  # type: ignore[index]
 
     def examined(self, records: list[Any]) -> None:
         """Each record is refused, or such that Kafka's client and the partitioner take it."""
         book = TopicBook({})
         book._known_until = float("inf")
         book._topics = {record[1]: Topic(None, partitions=4, max_bytes=1_000) for record in records}
-        refused = book.examine(records, provoke=lambda _: None, again=False)
+        refused = book.examine(records, again=False)
         passed = [record for record in records if record[0] not in refused]
         for record in passed:
             assert all(isinstance(name, str) for name in record[4])
@@ -109,7 +109,7 @@ def test_every_row_that_postgres_lets_in(decoded: Decoded, written: list[tuple[A
     page = table.read(Reading(), max_records=100, max_bytes=10_000_000, transaction_ids=True)
     assert len(page.rows) == count
     decoded.examined(list(page.rows))
-    decoded.connection.execute("UPDATE outbox_leader SET view = %s", [view := uuid.uuid4()])
+    decoded.connection.execute("UPDATE public.outbox_leader SET view = %s", [view := uuid.uuid4()])
     marked = table.mark(view, max_records=100, max_bytes=10_000_000)
     assert len(marked) == count
     decoded.examined(marked)
