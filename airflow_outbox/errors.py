@@ -153,6 +153,20 @@ class UncertainCommitError(PublishError):
     """Whether a batch is committed is not known. The ledger tells the next view; nothing is lost or doubled."""
 
 
+class StuckTransactionsError(KafkaError):
+    """Kafka can't end transactions of earlier producers, because a partition that they touch lacks brokers.
+
+    `transactional_ids` are theirs.
+    """
+
+    def __init__(self, transactional_ids: Sequence[str]) -> None:
+        super().__init__(
+            f"Kafka can't end a transaction of {' and '.join(transactional_ids)}: a partition that it touches lacks "
+            "brokers. Other transactional ids take over; bring the brokers back"
+        )
+        self.transactional_ids = transactional_ids
+
+
 class HarvestProcessError(OutboxError):
     """The harvesting process ended before its time. Its last error event says why."""
 

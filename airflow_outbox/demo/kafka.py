@@ -36,6 +36,8 @@ class EmbeddedKafka:
     As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the
     process that started it. Topics are made only by request.
 
+    `joins` is another broker, which runs, to be one cluster with: its controller is this one's, too.
+
     `classpath` is what `jars.kafka_jars` returns; `port` is a free one unless given; `properties` are added to
     `server.properties` and win over the ones here; `heap` is the Java heap as `-Xmx` takes it.
     """
@@ -48,12 +50,14 @@ class EmbeddedKafka:
         port: int | None = None,
         properties: Mapping[str, str] | None = None,
         heap: str = "512m",
+        joins: EmbeddedKafka | None = None,
     ) -> None:
         self.folder = folder.resolve()
         self.log = self.folder / "kafka.log"
         self.port = port or free_port()
         self._controller_port = free_port()
-        self._extra = dict(properties or {})
+        self._extra = {**({} if joins is None else self._as_second(joins)), **(properties or {})}
+        self._cluster_id: str = _cluster_id() if joins is None else joins._cluster_id
         # Compression libraries are unpacked to be loaded, and stay there when the broker is killed.
         self._unpacked = self.folder / "unpacked"
         self._java = [str(find_java()), f"-Xmx{heap}", f"-Djava.io.tmpdir={self._unpacked}", "-cp", classpath]
@@ -150,13 +154,21 @@ class EmbeddedKafka:
             **self._extra,
         }
 
+    def _as_second(self, first: EmbeddedKafka) -> dict[str, str]:
+        return {
+            "process.roles": "broker",
+            "node.id": "2",
+            "listeners": f"PLAINTEXT://{self.bootstrap}",
+            "controller.quorum.voters": first._settings()["controller.quorum.voters"],
+        }
+
     def _format(self, settings: Path) -> None:
         formatting = subprocess.run(
             [
                 *self._java,
                 "kafka.tools.StorageTool",
                 "format",
-                f"--cluster-id={_cluster_id()}",
+                f"--cluster-id={self._cluster_id}",
                 "-c",
                 str(settings),
                 "-g",

@@ -66,7 +66,10 @@ class Limits(Settings):
     transaction_timeout: Duration = 60.0
     """Kafka gives up a transaction that is open for this long. At most the broker's transaction.max.timeout.ms."""
     delivery_timeout: Duration = 60.0
-    """A record that Kafka has not taken for this long counts as undelivered; it is then marked and sent anew."""
+    """A record that Kafka has not taken for this long counts as undelivered, and is sent again.
+
+    If a partition of its topic lacks brokers, the topic is set aside.
+    """
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

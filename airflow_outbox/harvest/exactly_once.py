@@ -48,7 +48,14 @@ from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
 from airflow_outbox.harvest.protocol.pace import Pace
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
-from airflow_outbox.harvest.protocol.recovery import Recovery, recover, require_no_rival, require_page, require_pulse
+from airflow_outbox.harvest.protocol.recovery import (
+    Recovery,
+    recover,
+    require_no_rival,
+    require_own,
+    require_page,
+    require_pulse,
+)
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
@@ -63,6 +70,7 @@ _LULL = 0.015
 _LONGEST_UNTOLD = 1.0
 """After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
 _LOOKS_FOR_DISK = 2
+_FENCING_INTERVAL = 1.0
 _LONGEST_LOOK = 0.003  # seconds
 _SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest is for committing it
 
@@ -82,12 +90,14 @@ class ExactlyOnceTerm(Term):
         caution: Caution,
         pace: Pace,
         report: Events,
+        own_views: Collection[UUID] = (),
         atomic: bool = False,
         stamp_names: StampNames | None = None,
     ) -> None:
         super().__init__(view=view, request=fence.request, table=table, limits=limits, published=published)
         self._fence = fence
         self._log = log
+        self._own_views = own_views
         self._report = report
         self._atomic = atomic
         self._windows = Windows()
@@ -153,7 +163,8 @@ class ExactlyOnceTerm(Term):
         await self.recover()
         await self._begin_reading()
         await self._run(
-            [self._read(), self._publish(), self._commit_filled(), self._settle()], serving=[self._attend()]
+            [self._read(), self._publish(), self._commit_filled(), self._settle()],
+            serving=[self._attend(), self._fence_rest()],
         )
 
     async def recover(self) -> None:
@@ -163,6 +174,8 @@ class ExactlyOnceTerm(Term):
         await self._log.fence(self._fence.transactional_ids)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
+        if self._log.unfenced:
+            require_own(self._fence, self._own_views)
         recovery = recover(self._fence, ledger)
         for entry in recovery.unpurged:
             await self._complete(entry)
@@ -494,7 +507,7 @@ class ExactlyOnceTerm(Term):
             assert batch.witness is not None
             await self._await_readable(batch)
             watermark = self._tracking.watermark
-            announced = watermark if entry.runs and watermark != self._announced else None
+            announced = watermark if self._may_announce and entry.runs and watermark != self._announced else None
             await self._complete(entry, watermark=announced)
             if batch.witness.offset <= self._ledger.settled.offset:  # not before, for the batch is committed
                 raise HistoryError("the ledger's topic was deleted and made anew")
@@ -539,12 +552,23 @@ class ExactlyOnceTerm(Term):
                 self._due_records = self._limits.batch_records
                 self._caution.end_retry()
 
+    @property
+    def _may_announce(self) -> bool:
+        """Whether what earlier views have committed can be read: so it can when all their transactions have ended."""
+        return not self._log.unfenced
+
+    async def _fence_rest(self) -> None:
+        while True:
+            await asyncio.sleep(_FENCING_INTERVAL)
+            if self._log.unfenced:
+                await self._log.fence_rest()
+
     def _to_witness(self) -> Witness | None:
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None
 
     def _to_account(self) -> Flushed | None:
         flushed = self._tracking.account
-        return flushed if flushed != self._accounted else None
+        return flushed if self._may_announce and flushed != self._accounted else None
 
     def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its

@@ -167,6 +167,8 @@ class KafkaLog:
                 self._book.found_too_large(record.topic, record.key, record.value, batch_size=batch_size)
             self._book.doubt(record.topic)
             return RecordsRefusedError(reason, records=[record.id] if certain else [], explained=not certain)
+        if isinstance(error, BrokerError):
+            self._book.unanswered(record.topic)
         name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"
         return PublishError(f"{name} was not published: {reason}")
 

@@ -59,6 +59,7 @@ class Modes:
         self._atomic = atomic
         self._stamp_names = stamp_names
         self._report = report
+        self._own_views: set[UUID] = set()
         self._caution = Caution()
         self._pace = Pace(longest=min(_LONGEST_SENDING, limits.transaction_timeout / _SHARE_OF_TIMEOUT))
 
@@ -71,6 +72,7 @@ class Modes:
 
         Raises HistoryError.
         """
+        self._own_views.add(view)
         if "exactly_once" in (self.delivery, fence.delivery):
             require_history(fence)
         if self.delivery == "exactly_once":
@@ -88,6 +90,7 @@ class Modes:
                     caution=self._caution,
                     pace=self._pace,
                     report=self._report,
+                    own_views=self._own_views,
                     atomic=self._atomic,
                     stamp_names=self._stamp_names,
                 )
@@ -105,6 +108,7 @@ class Modes:
                     caution=self._caution,
                     pace=self._pace,
                     report=self._report,
+                    own_views=self._own_views,
                 )
                 yield settling
                 witness = settling.witness

@@ -254,8 +254,20 @@ class TransactionalLog(Protocol):
         """End the transaction of every earlier producer of the log's ids, and of `others`, one way or the other, and
         keep them from new ones.
 
-        To be called before anything else.
+        To be called before anything else. Ids of `others` whose last transaction can't be ended now, because a
+        partition that it touches lacks brokers, are `unfenced` afterwards; StuckTransactionsError for ids of the log.
         """
+
+    @property
+    def unfenced(self) -> Collection[str]:
+        """Ids whose last transaction is decided, and not ended: it can't be committed any more unless it is already.
+        Their producers may begin another one once it has ended. What it has written may not be readable yet.
+
+        They belong to `transactional_ids` until they are fenced.
+        """
+
+    async def fence_rest(self) -> None:
+        """Try to fence what is `unfenced`."""
 
     async def glimpse(self, start: int) -> Ledger:
         """What is readable in the ledger by now, from an offset on; nothing, if it does not reach so far.

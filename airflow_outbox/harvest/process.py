@@ -29,6 +29,7 @@ from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.record_sizes import client_limit
 from airflow_outbox.harvest.settings import LogLevel
+from airflow_outbox.harvest.stuck import StuckIds
 from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
@@ -112,6 +113,7 @@ async def harvest(
 
     book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
 
+    stuck = StuckIds()
     loop = asyncio.get_running_loop()
     client_id = str(producer_settings(config)["client.id"])
 
@@ -124,7 +126,9 @@ async def harvest(
         return await KafkaLog.open(settings, book=book, individually=individually, on_throttled=throttled)
 
     async def new_transactional_log() -> TransactionalLog:
-        return await KafkaTransactionalLog.open(config, names, shard=SHARD, book=book, on_throttled=throttled)
+        return await KafkaTransactionalLog.open(
+            config, names, shard=SHARD, book=book, on_throttled=throttled, stuck=stuck
+        )
 
     # Settings that the client refuses are found now, not when this member comes to lead.
     await (await (new_transactional_log if config.delivery == "exactly_once" else new_log)()).close()

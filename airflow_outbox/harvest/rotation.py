@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from airflow_outbox.errors import KafkaError
+from airflow_outbox.errors import KafkaError, StuckTransactionsError
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.turns import Place, Turns
 from airflow_outbox.pages import OutboxRow
@@ -32,6 +32,10 @@ class RotatingProducer(Protocol):
     def needs_epoch(self) -> bool:
         """Whether a request of the last transaction may have been sent twice: `renew` before the next one."""
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether a commit was asked for that is not known to be acknowledged."""
+
     async def fence(self) -> None:
         """End the transaction of every earlier producer of the id, and keep them from new ones."""
 
@@ -46,6 +50,18 @@ class RotatingProducer(Protocol):
 
     def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""
+
+
+def require_fenced(outcomes: Iterable[BaseException | None]) -> None:
+    """Raise what went wrong when producers were fenced; StuckTransactionsError, for all of them, if it is only that."""
+    errors = [outcome for outcome in outcomes if outcome is not None]
+    stuck: list[str] = []
+    for error in errors:
+        if not isinstance(error, StuckTransactionsError):
+            raise error
+        stuck += error.transactional_ids
+    if stuck:
+        raise StuckTransactionsError(stuck)
 
 
 class Rotation:
@@ -71,11 +87,17 @@ class Rotation:
         return [producer.transactional_id for producer in self._producers]
 
     @property
+    def uncertain(self) -> Sequence[str]:
+        """The ids of which nobody knows whether the last transaction is committed."""
+        return [producer.transactional_id for producer in self._producers if producer.is_uncertain]
+
+    @property
     def readable(self) -> int:
         return self._turns.readable
 
     async def fence(self) -> None:
-        await asyncio.gather(*(producer.fence() for producer in self._producers))
+        fencing = [producer.fence() for producer in self._producers]
+        require_fenced(await asyncio.gather(*fencing, return_exceptions=True))
 
     async def begin(self) -> bool:
         turn = self._turns.begin()

@@ -57,6 +57,8 @@ _CREATION_INTERVAL = 5.0  # so that waiting for topics that brokers may create t
 _KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
 _DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
 _SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
+_LEADER_TIME = 3.0  # a broker that comes back takes its partitions up one after the other
+_LEADER_POLL = 0.2
 _MOST_IN_VAIN = 10
 _MINUTE = 60.0
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
@@ -72,6 +74,15 @@ class Topic:
     partitions: int = 0
     max_bytes: int | None = None
     is_compacted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The largest record that a topic takes, whether it is compacted, and `min.insync.replicas`."""
+
+    max_bytes: int
+    is_compacted: bool
+    min_in_sync: int
 
 
 class TopicBook:
@@ -92,6 +103,8 @@ class TopicBook:
         self._topics: dict[str, Topic] = {}
         self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
         self._doubted: set[str] = set()
+        self._unanswered: set[str] = set()
+        self._away: set[str] = set()  # those that were found to lack brokers
         self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
@@ -137,6 +150,13 @@ class TopicBook:
             self._not_added[topic] = Refusal(
                 Cause.NOT_AUTHORIZED, f"Kafka lets no transaction write to topic {topic}: {reason}. Check its ACLs"
             )
+
+    def unanswered(self, topic: str) -> None:
+        """Kafka has not taken a record of this topic in time: perhaps a partition lacks brokers."""
+        with self._lock:
+            self._unanswered.add(topic)
+            self._topics.pop(topic, None)
+            self._plain.discard(topic)
 
     def found_too_large(
         self, topic: str, key: str | bytes | None, value: str | bytes | None, *, batch_size: int
@@ -245,8 +265,11 @@ class TopicBook:
             found |= self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
         if missing := [name for name, topic in found.items() if _is_missing(topic)]:
             found |= self._create(missing)
+        if away := [name for name, topic in found.items() if _is_away(topic) and name not in self._away]:
+            found |= self._await_brokers(away)
         with self._lock:
             for name, topic in found.items():
+                (self._away.add if _is_away(topic) else self._away.discard)(name)
                 self._topics[name] = topic
                 if topic.refusal is None and name not in self._doubted:
                     self._plain.add(name)
@@ -264,6 +287,23 @@ class TopicBook:
         self._may_wait_from = time.monotonic() + _CREATION_INTERVAL
         return self._ask(missing)
 
+    def _await_brokers(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Topics when they have brokers again, or after a while. Raises KafkaError when the outbox's own topics have
+        none either: then it is Kafka that is away, and not a topic.
+        """
+        deadline = time.monotonic() + _LEADER_TIME
+        while True:
+            found = self._ask([*names, *self._own])
+            if not any(map(_is_away, found.values())):
+                break
+            if time.monotonic() > deadline:
+                for name in self._own:
+                    if (refusal := found[name].refusal) is not None and _is_away(found[name]):
+                        raise KafkaError(refusal.reason)
+                break
+            time.sleep(_LEADER_POLL)
+        return {name: found[name] for name in names}
+
     def _refusal_of_name(self, name: str) -> Refusal | None:
         # In a database that checks no encoding a name may be no text.
         if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
@@ -276,24 +316,24 @@ class TopicBook:
         return None
 
     def _ask(self, names: Sequence[str]) -> dict[str, Topic]:
-        limits = self._settings([name for name in names if name in self._doubted])
-        found = {
-            name: _topic(name, answer, *limits.get(name, (None, False)))
-            for name, answer in self.cluster.topics(names).items()
-        }
+        settings = self._settings([name for name in names if name in self._doubted or name in self._unanswered])
+        found = {name: _topic(name, answer, settings.get(name)) for name, answer in self.cluster.topics(names).items()}
         refused = self._not_added.keys() & {name for name, topic in found.items() if topic.refusal is None}
         return found | {name: Topic(self._not_added[name]) for name in refused}
 
-    def _settings(self, names: Sequence[str]) -> dict[str, tuple[int, bool]]:
-        """The largest record that each topic takes, and whether it is compacted, of those that tell."""
-        found: dict[str, tuple[int, bool]] = {}
+    def _settings(self, names: Sequence[str]) -> dict[str, _Settings]:
+        """What topics say of themselves, those that tell."""
+        found: dict[str, _Settings] = {}
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
-                is_compacted = "compact" in settings["cleanup.policy"].value.split(",")
-                found[name] = int(settings["max.message.bytes"].value), is_compacted
+                found[name] = _Settings(
+                    max_bytes=int(settings["max.message.bytes"].value),
+                    is_compacted="compact" in settings["cleanup.policy"].value.split(","),
+                    min_in_sync=int(settings["min.insync.replicas"].value),
+                )
         with self._lock:
-            for name, (limit, _) in found.items():
-                self._limits[name] = limit
+            for name in found.keys() & self._doubted:
+                self._limits[name] = found[name].max_bytes
                 self._supposed.pop(name, None)
             self._find_smallest()
         return found
@@ -304,20 +344,41 @@ def _is_odd(names: Sequence[Any], values: Sequence[Any]) -> bool:
     return names[0].__class__ is not str or values[0].__class__ is list
 
 
+def _is_away(topic: Topic) -> bool:
+    return topic.refusal is not None and topic.refusal.cause is Cause.UNAVAILABLE
+
+
 def _is_missing(topic: Topic) -> bool:
     return topic.refusal is not None and topic.refusal.cause is Cause.UNKNOWN_TOPIC
+
+
+def _why_unavailable(name: str, partitions: Sequence[Any], settings: _Settings | None) -> str | None:
+    """Why Kafka takes nothing for a topic now, or not for all of its partitions; None when it does."""
+    for partition in partitions:
+        if partition.leader is None or partition.leader.id < 0:
+            return f"partition {partition.id} of topic {name} has no leader"
+        if settings is not None and len(partition.isr) < settings.min_in_sync:
+            return (
+                f"partition {partition.id} of topic {name} has {len(partition.isr)} replicas in sync, and "
+                f"min.insync.replicas is {settings.min_in_sync}"
+            )
+    return None
 
 
 def _not_there(name: str) -> Refusal:
     return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it")
 
 
-def _topic(name: str, answer: Any, max_bytes: int | None, is_compacted: bool) -> Topic:
+def _topic(name: str, answer: Any, settings: _Settings | None) -> Topic:
     if not isinstance(answer, BrokerError):
         allowed = answer.authorized_operations
         if allowed is not None and AclOperation.WRITE not in allowed:
             return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
-        return Topic(None, len(answer.partitions), max_bytes, is_compacted)
+        if (reason := _why_unavailable(name, answer.partitions, settings)) is not None:
+            return Topic(Refusal(Cause.UNAVAILABLE, f"{reason}. Bring its brokers back"))
+        if settings is None:
+            return Topic(None, len(answer.partitions))
+        return Topic(None, len(answer.partitions), settings.max_bytes, settings.is_compacted)
     if answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
         return Topic(_not_there(name))
     if answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
-from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
+from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError, StuckTransactionsError
 from airflow_outbox.harvest.complaints import (
     CLIENT_ERRORS,
     REFUSALS,
@@ -47,6 +47,7 @@ _ERRORS = 3  # syslog's number, as the client counts
 _TOPICS_NAMED = 3
 _FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
 _SERVING_INTERVAL = 1.0  # what the client has to say while nothing is sent can wait as long
+CALLS_UNTIL_STUCK = 2  # that wait for the end of an earlier transaction all the while
 CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
 
@@ -69,8 +70,12 @@ def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict
     }
 
 
-def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
-    """End the transaction of every producer of that id, and keep them from new ones. Raises KafkaError."""
+def fence_producer(config: HarvestConfig, transactional_id: str, *, calls: int = CALLS_UNTIL_STUCK) -> None:
+    """End the transaction of every producer of that id, and keep them from new ones.
+
+    Raises KafkaError; StuckTransactionsError when it is decided how a transaction ends, and it has not ended after so
+    many calls.
+    """
     settings = transactional_settings(config, transactional_id)
     complaints: list[str] = []
 
@@ -83,13 +88,22 @@ def fence_producer(config: HarvestConfig, transactional_id: str) -> None:
         raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
     connect(producer)
     deadline = time.monotonic() + config.limits.transaction_timeout
+    waiting = 0
     while True:
         try:
             return producer.init_transactions(CALL_TIME)
         except CLIENT_ERRORS as error:
             reason = raised(error)
+            waiting = waiting + 1 if _waits_for_end(reason) else 0
+            if waiting == calls:
+                raise StuckTransactionsError([transactional_id]) from error
             if not reason.retriable() or time.monotonic() > deadline:
                 raise KafkaError(complaints[-1] if complaints else _refusal(reason, transactional_id)) from error
+
+
+def _waits_for_end(error: BrokerError) -> bool:
+    """Whether the coordinator has decided how the last transaction ends, and has not written all of its markers."""
+    return error.code() == BrokerError.CONCURRENT_TRANSACTIONS
 
 
 def connect(producer: Producer) -> None:
@@ -162,6 +176,7 @@ class TransactionalProducer:
         self._asks_of_each = False
         self._is_alone = False  # the record that is being sent
         self._has_committed = False
+        self._is_asked_to_commit = False
         self._refused: KafkaError | None = None
         self._offset = 0
         self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
@@ -173,6 +188,11 @@ class TransactionalProducer:
     def needs_epoch(self) -> bool:
         """Whether a request of the last transaction may have been sent twice: `renew` before the next one."""
         return self._transaction.needs_epoch
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether a commit was asked for that is not known to be acknowledged."""
+        return self._is_asked_to_commit or self._transaction.is_uncertain
 
     async def fence(self) -> None:
         """End the transaction of every earlier producer of the id, and keep them from new ones. Raises KafkaError."""
@@ -188,7 +208,14 @@ class TransactionalProducer:
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
         """Write records into the ledger, and commit; the last one's offset there. Raises KafkaError."""
-        return await self._worker.call(self._commit, records)
+        self._is_asked_to_commit = True  # for good, when it is not waited for to the end: the call goes on
+        try:
+            offset = await self._worker.call(self._commit, records)
+        except KafkaError:
+            self._is_asked_to_commit = False
+            raise
+        self._is_asked_to_commit = False
+        return offset
 
     def close(self) -> None:
         """Give up what is open, and end. Waits for nothing."""
@@ -379,11 +406,16 @@ class TransactionalProducer:
         self._transaction.begins(call)
         started = time.monotonic() if started is None else started
         deadline = time.monotonic() + self._patience
+        waiting = 0
         while True:
             try:
                 function(CALL_TIME)
             except CLIENT_ERRORS as error:
                 reason = raised(error)
+                waiting = waiting + 1 if _waits_for_end(reason) else 0
+                if call is Call.FENCE and waiting == CALLS_UNTIL_STUCK:
+                    self._transaction.given_up(call, self._why(reason))
+                    raise StuckTransactionsError([self.transactional_id]) from error
                 complaint = Complaint(
                     self._why(reason), reason.retriable(), reason.txn_requires_abort(), reason.fatal()
                 )
@@ -399,6 +431,7 @@ class TransactionalProducer:
                 known = isinstance(self._refused, RecordsRefusedError)
                 self._refused = self._refused if known else RecordsRefusedError(self._why(error, topic), explained=True)
             elif self._refused is None and error.code() != BrokerError._PURGE_QUEUE:
+                self._book.unanswered(topic)
                 name = f"a record (topic {topic}, key {shown(message.key())})"
                 self._refused = PublishError(f"{name} was not published: {self._why(error, topic)}")
             return

@@ -68,6 +68,10 @@ class SimulatedProducer:
     def needs_epoch(self) -> bool:
         return self._transaction.needs_epoch
 
+    @property
+    def is_uncertain(self) -> bool:
+        return self._transaction.is_uncertain
+
     async def fence(self) -> None:
         self._transaction.begins(Call.FENCE)
         self.epoch = await self._ask("fence", lambda: self._broker.initialise(self.transactional_id))
@@ -192,6 +196,13 @@ class SimulatedTransactionalLog:
     @property
     def readable(self) -> int:
         return self.rotation.readable
+
+    @property
+    def unfenced(self) -> Collection[str]:
+        return ()
+
+    async def fence_rest(self) -> None:
+        """Nothing is left."""
 
     async def fence(self, others: Collection[str] = ()) -> None:
         await self.rotation.fence()

@@ -52,6 +52,7 @@ class Cause(StrEnum):
     TOPIC_NAME = "topic_name"
     UNKNOWN_TOPIC = "unknown_topic"
     NOT_AUTHORIZED = "not_authorized"
+    UNAVAILABLE = "unavailable"
     PARTITION = "partition"
     TOO_LARGE = "too_large"
     UNTRIED = "untried"
@@ -61,12 +62,19 @@ class Cause(StrEnum):
     @property
     def is_of_the_topic(self) -> bool:
         """Whether no record of the topic can be published."""
-        return self in (Cause.TOPIC_NAME, Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED)
+        return self in (Cause.TOPIC_NAME, Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.UNAVAILABLE)
 
     @property
     def can_pass(self) -> bool:
         """Whether it may pass without anybody correcting the record."""
-        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION, Cause.UNTRIED, Cause.SPREAD)
+        return self in (
+            Cause.UNKNOWN_TOPIC,
+            Cause.NOT_AUTHORIZED,
+            Cause.UNAVAILABLE,
+            Cause.PARTITION,
+            Cause.UNTRIED,
+            Cause.SPREAD,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,11 @@ beyond doubt (`of_present_records`), as when ids were set back between a batch's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from uuid import UUID
 
-from airflow_outbox.errors import HistoryError, PostgresError
+from airflow_outbox.errors import HistoryError, KafkaError, PostgresError
 from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 from airflow_outbox.pages import Page
@@ -105,6 +106,19 @@ def require_no_rival(fence: Fence, ledger: Ledger) -> None:
     """
     for difference in _differences_of_rivals(fence, ledger):
         raise HistoryError(difference)
+
+
+def require_own(fence: Fence, views: Collection[UUID]) -> None:
+    """Raise KafkaError unless the last view that began was one of this process: one of `views`.
+
+    To be asked when an id could not be fenced because its last transaction has not ended. Was that one committed, its
+    producer may begin another as soon as it has ended. A producer of this process does not: it was given up.
+    """
+    if fence.begun_view not in views:
+        raise KafkaError(
+            "another member has led before, and Kafka can't end its last transaction yet: a partition that it touches "
+            "lacks brokers. Bring them back"
+        )
 
 
 def recover(fence: Fence, ledger: Ledger) -> Recovery:

@@ -114,6 +114,11 @@ class Transaction:
         return self.state is State.OPEN
 
     @property
+    def is_uncertain(self) -> bool:
+        """Whether a commit was asked for that is not known to be acknowledged."""
+        return self.state in (State.COMMITTING, State.UNCERTAIN)
+
+    @property
     def needs_epoch(self) -> bool:
         """Whether the producer is to be replaced by one of a new epoch before the next transaction."""
         return self.state is State.DOUBTFUL

@@ -1,0 +1,135 @@
+"""Two brokers, and one of them is killed: a topic that can't do without it waits as a whole, all others go on; and when
+the broker is back, so is the topic, by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+from harvesting import PARTITIONS, PATIENCE, Outbox, make_outbox
+from hostile.conftest import MODES
+from hostile.innocents import Innocents
+
+from airflow_outbox import OutboxRecord, Ticket, stash
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.tickets import published
+
+LIMITS = {"delivery_timeout": 5, "transaction_timeout": 20}
+SET_ASIDE = 60.0
+"""Seconds until the topic is set aside, on a busy machine: its delivery timeout, and some terms."""
+KEYS = 8
+
+REPLICAS = {
+    "no leader": ([[2], [2], [1], [1]], {}),
+    "too few replicas": ([[1, 2], [1, 2], [2, 1], [2, 1]], {"min.insync.replicas": "2"}),
+}
+Brokers = tuple[EmbeddedKafka, EmbeddedKafka]
+
+
+@pytest.fixture(scope="module")
+def brokers(server_folder: Path, kafka_classpath: str) -> Iterator[Brokers]:
+    """The first has all but one topic: the second is started when those are made."""
+    with EmbeddedKafka(server_folder / "first", classpath=kafka_classpath) as first:
+        second = EmbeddedKafka(server_folder / "second", classpath=kafka_classpath, joins=first)
+        yield first, second
+        second.stop()
+
+
+@pytest.fixture
+def innocents(mode: str, database: str, brokers: Brokers, topic_prefix: str, tmp_path: Path) -> Innocents:
+    first, second = brokers
+    second.stop()
+    outbox = make_outbox(database, bootstrap=first.bootstrap, topic=topic_prefix + "data", **MODES[mode])
+    return Innocents(outbox, tmp_path / "outbox.yaml")
+
+
+@contextmanager
+def again_and_again(write: Callable[[], object]) -> Iterator[None]:
+    ending = threading.Event()
+
+    def run() -> None:
+        while not ending.wait(0.02):
+            write()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+class Sick:
+    """A topic that can't do without the second broker."""
+
+    def __init__(self, outbox: Outbox, lack: str) -> None:
+        self.outbox = replace(outbox, topic=outbox.topic + "-sick")
+        self.written = 0
+        admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
+        assignment, config = REPLICAS[lack]
+        topic = NewTopic(self.outbox.topic, PARTITIONS, replica_assignment=assignment, config=config)
+        admin.create_topics([topic])[topic.topic].result()
+
+    def write(self, records: int = 20) -> Ticket:
+        numbers = range(self.written, self.written + records)
+        self.written += records
+        rows = [OutboxRecord(self.outbox.topic, f"h{number % KEYS}", str(number)) for number in numbers]
+        with psycopg.connect(self.outbox.database) as connection:
+            return stash(connection, rows)
+
+    def is_published(self) -> bool:
+        """Whether any of it is; a new topic may have no leaders yet."""
+        try:
+            return bool(self.outbox.published())
+        except KafkaException:
+            return False
+
+    def lanes(self) -> dict[str, list[int]]:
+        return self.outbox.by_key()
+
+    def whole(self) -> dict[str, list[int]]:
+        return {f"h{key}": list(range(key, self.written, KEYS)) for key in range(KEYS)}
+
+
+@pytest.mark.parametrize(("mode", "lack"), [("single", "no leader"), ("atomic", "too few replicas")])
+def test_a_topic_that_lacks_a_broker_waits_and_comes_back(lack: str, innocents: Innocents, brokers: Brokers) -> None:
+    _, second = brokers
+    outbox = innocents.outbox
+    with innocents.harvested(limits=LIMITS):
+        second.start()
+        sick = Sick(outbox, lack)
+
+        def write() -> None:
+            sick.write()
+            innocents.write(records=20)
+
+        with again_and_again(write):
+            innocents.wait_until(sick.is_published, "nothing is published")
+            second.kill()  # amid transactions
+            threading.Event().wait(1)
+        innocents.come_out(within=SET_ASIDE)
+        innocents.around(sick.write)  # from now on nobody waits
+        innocents.stand(named="unavailable")
+        second.start()
+
+        def is_back() -> bool:  # by itself, too, but only some time later
+            innocents.command("parked", "retry", "--topic", sick.outbox.topic, wants=None)
+            return outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)]
+
+        innocents.wait_until(is_back, "it stays away", within=PATIENCE)
+        innocents.wait_until(lambda: outbox.left() == 0, "records wait", within=PATIENCE)
+        innocents.around(sick.write)
+        innocents.wait_until(lambda: outbox.left() == 0, "records wait", within=PATIENCE)
+        assert sick.lanes() == sick.whole()
+        with psycopg.connect(outbox.database, autocommit=True) as connection:
+            ticket = sick.write()
+            innocents.wait_until(lambda: published(connection, ticket), "nobody says that it is published")
