@@ -93,7 +93,7 @@ def _adopt(
     if shown and not accept(shown):
         return None
     require_own_ledger(found, reader.read_all([], stable=True))
-    fence_producers(config, names, found.transactional_ids, shard=SHARD)
+    fence_producers(config, names, found.producers, shard=SHARD)
     unread: list[Unread] = []
     ledger = reader.read_all(unread)
     fence = table.fence(view)

@@ -10,6 +10,15 @@ from uuid import UUID
 
 from airflow_outbox.records import Snapshot
 
+_GIVEN_UP = " (given up)"  # no transactional id of a producer ends so: its number is last
+
+
+def recorded_ids(transactional_ids: Iterable[str], *, given_up: Iterable[str]) -> list[str]:
+    """What the fence row says of producers. Those that are given up are among the ids, too: an earlier release fences
+    all of them.
+    """
+    return [*transactional_ids, *(name + _GIVEN_UP for name in given_up)]
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -67,13 +76,19 @@ class Flushed:
             uncovered.update(more)
         return replace(self, uncovered=dict(uncovered))
 
+    def behind(self, earlier: Self) -> Self:
+        """The same batches published, under an earlier watermark."""
+        counts = Counter(self.topics) + Counter(self.uncovered)
+        return replace(earlier, uncovered=dict(counts - Counter(earlier.topics)))
+
 
 @dataclass(frozen=True, slots=True)
 class Fence:
     """The fence row after a take-over, and what the database says of itself beside it.
 
     `delivery` is the mode in which the outbox was last harvested (None: never), `transactional_ids` what the producers
-    of that were known by. `recorded` is the history that the first leader of this incarnation found, `present` today's.
+    of that were known by, and which were given up (`recorded_ids`). `recorded` is the history that the first leader of
+    this incarnation found, `present` today's.
     `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have said here
     that they are alive, `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id`
     the highest one in the outbox that is not below it (0: there is none). `halted` is why harvesting was stopped until
@@ -97,6 +112,16 @@ class Fence:
     flushed: Flushed = Flushed()
     begun_view: UUID | None = None
     shard: int = 0
+
+    @property
+    def producers(self) -> frozenset[str]:
+        """The transactional ids of all producers that are not known to be fenced."""
+        return frozenset(name for name in self.transactional_ids if not name.endswith(_GIVEN_UP))
+
+    @property
+    def given_up(self) -> frozenset[str]:
+        """Those of which no producer is at work, and no commit is uncertain: only their last transaction has to end."""
+        return frozenset(name.removesuffix(_GIVEN_UP) for name in self.transactional_ids if name.endswith(_GIVEN_UP))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
-from airflow_outbox.fence import Fence, Flushed, Pulse, Witness
+from airflow_outbox.fence import Fence, Flushed, Pulse, Witness, recorded_ids
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
@@ -51,8 +51,8 @@ from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes,
 from airflow_outbox.harvest.protocol.recovery import (
     Recovery,
     recover,
+    require_given_up,
     require_no_rival,
-    require_own,
     require_page,
     require_pulse,
 )
@@ -171,12 +171,12 @@ class ExactlyOnceTerm(Term):
         """Complete what earlier views have committed. Raises FencedError, HistoryError, KafkaError, PostgresError."""
         glimpse = await self._log.glimpse(self._fence.witness.offset)
         require_no_rival(await self._table.fence(self.view), glimpse)
-        await self._log.fence(self._fence.transactional_ids)
+        await self._log.fence(self._fence.producers)
         ledger = await self._log.ledger(self._fence.witness.offset)
         self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
-        if self._log.unfenced:
-            require_own(self._fence, self._own_views)
+        require_given_up(self._fence, self._log.unfenced, own_views=self._own_views)
         recovery = recover(self._fence, ledger)
+        await self._require_readable(entry for entry in recovery.unpurged if entry.unparked)
         for entry in recovery.unpurged:
             await self._complete(entry)
         flushed = self._fence.flushed.with_more(entry.topics() for entry in recovery.unpurged)
@@ -184,7 +184,7 @@ class ExactlyOnceTerm(Term):
             self.view,
             delivery=DELIVERY,
             witness=recovery.witness,
-            transactional_ids=self._log.transactional_ids,
+            transactional_ids=recorded_ids(self._log.transactional_ids, given_up=self._log.unfenced),
             flushed=flushed,
         )
         self._tracking, self._accounted, self._announced = (
@@ -196,6 +196,18 @@ class ExactlyOnceTerm(Term):
         self._begun = recovery.witness.batch
         in_part = await self._table.parked_in_part() if self._atomic else ()
         self._take_up(ParkedLanes(*await self._table.parked_lanes()), parked_in_part=in_part)
+
+    async def _require_readable(self, retried: Iterable[Entry]) -> None:
+        """Raise KafkaError when parked records are committed again that can't be read yet. The watermark has passed
+        them, and they would count as published as soon as they are not parked any more.
+        """
+        for entry in retried if self._log.unfenced else ():
+            if not await self._log.are_readable(entry.extents):
+                topics = " and ".join(sorted(entry.topics()))
+                raise KafkaError(
+                    f"records that were parked are published again, and can't be read yet: a partition of {topics} "
+                    "lacks brokers. Bring them back"
+                )
 
     async def _begin_reading(self) -> None:
         self._windows = Windows(await self._table.first_reading(self._accounted.watermark))
@@ -561,6 +573,7 @@ class ExactlyOnceTerm(Term):
         while True:
             await asyncio.sleep(_FENCING_INTERVAL)
             if self._log.unfenced:
+                await self._table.require_fence(self.view)  # a successor may use the ids again
                 await self._log.fence_rest()
 
     def _to_witness(self) -> Witness | None:
@@ -568,7 +581,9 @@ class ExactlyOnceTerm(Term):
 
     def _to_account(self) -> Flushed | None:
         flushed = self._tracking.account
-        return flushed if self._may_announce and flushed != self._accounted else None
+        if not self._may_announce:
+            flushed = flushed.behind(self._accounted)
+        return flushed if flushed != self._accounted else None
 
     def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its

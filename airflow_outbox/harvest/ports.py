@@ -260,14 +260,17 @@ class TransactionalLog(Protocol):
 
     @property
     def unfenced(self) -> Collection[str]:
-        """Ids whose last transaction is decided, and not ended: it can't be committed any more unless it is already.
-        Their producers may begin another one once it has ended. What it has written may not be readable yet.
+        """Ids that could not be fenced, for their last transaction has not ended. What it has written may be committed
+        and not readable yet. Once it has ended, their producers may begin another one, unless they are given up.
 
         They belong to `transactional_ids` until they are fenced.
         """
 
     async def fence_rest(self) -> None:
         """Try to fence what is `unfenced`."""
+
+    async def are_readable(self, extents: Collection[Extent]) -> bool:
+        """Whether consumers that read committed get past these records, as far as can be told now."""
 
     async def glimpse(self, start: int) -> Ledger:
         """What is readable in the ledger by now, from an offset on; nothing, if it does not reach so far.

@@ -19,6 +19,7 @@ from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.archiving import tend_archive
 from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.harvester import SHARD, Harvester
 from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
 from airflow_outbox.harvest.modes import Modes
@@ -29,7 +30,6 @@ from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.record_sizes import client_limit
 from airflow_outbox.harvest.settings import LogLevel
-from airflow_outbox.harvest.stuck import StuckIds
 from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions

@@ -139,6 +139,10 @@ class Rotation:
                 await asyncio.sleep(interval)
                 interval = min(2 * interval, _LONGEST_ASKING_INTERVAL)
 
+    async def are_readable(self, extents: Collection[Extent]) -> bool:
+        stable = await self._stable_offsets({(extent.topic, extent.partition) for extent in extents})
+        return all(stable.get((extent.topic, extent.partition), 0) > extent.last for extent in extents)
+
     async def close(self) -> None:
         for renewal in self._renewals.values():
             renewal.cancel()

@@ -56,6 +56,14 @@ class Applications:
         self._left += transactions
         await self.run()
 
+    def write_at_once(self, records: int) -> None:
+        """One more transaction, of so many records, whose keys no other writes."""
+        if self._database.up:
+            transaction = self._database.begin()
+            for place in range(records):
+                transaction.insert(self._record(transaction.draw(), f"b{place % KEYS}"), of_transaction=None)
+            transaction.commit()
+
     async def flush_now_and_then(self) -> None:
         """What Postgres' WAL writer does, for commits that nobody waits for."""
         while True:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from simulation import planted, planted_histories, planted_ports, planted_tracking, planted_waiting, waiting
+from simulation import (
+    planted,
+    planted_fencing,
+    planted_histories,
+    planted_ports,
+    planted_tracking,
+    planted_waiting,
+    waiting,
+)
 from simulation.postgres import Database
 from simulation.statements import Server
 from simulation.verdicts import Verdict
@@ -19,6 +27,7 @@ from simulation.world import SOUND, Design
 
 from airflow_outbox import listening
 from airflow_outbox.harvest import exactly_once, modes
+from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.protocol import adoption, closure, recovery
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Entry
@@ -50,6 +59,7 @@ class Bug:
 ATOMIC = Design(atomic=True)
 OTHER = "other_histories"
 LATE = "late_requests"
+SICK = "sick_partitions"
 
 
 def _table(name: str, table: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
@@ -92,6 +102,10 @@ def _adopted(name: str, place: object, attribute: str, value: Any) -> Bug:
     return Bug(name, (Verdict.DOUBLED,), "adopted_exchanges", exchanged=(place, attribute, value))
 
 
+def _fencing(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:
+    return Bug(name, found_by, SICK, exchanged=(place, attribute, value))
+
+
 _V = Verdict
 BUGS: Collection[Bug] = (
     # Fences and producers
@@ -113,6 +127,39 @@ BUGS: Collection[Bug] = (
     _term("entries are deleted before their batches are purged", planted.BuriesEarly, _V.FALSE_ALARM),
     _recovery("batch numbers are used again", planted.reuses_numbers, _V.FALSE_ALARM),
     _term("reading begins before recovery", planted.ReadsBeforeRecovery, _V.DOUBLED),
+    # Ids that can't be fenced now
+    _fencing(
+        "others' ids that can't be fenced are left alone",
+        exactly_once,
+        "require_given_up",
+        planted_fencing.leaves_others_alone,
+        _V.DOUBLED,
+    ),
+    _fencing(
+        "ids count as given up that are in use", exactly_once, "recorded_ids", planted_fencing.gives_all_up, _V.DOUBLED
+    ),
+    _fencing(
+        "an id is left alone whose commit is uncertain",
+        StuckIds,
+        "leave_alone",
+        planted_fencing.leaves_all_alone,
+        _V.DOUBLED,
+    ),
+    _term("the watermark moves while an id is not fenced", planted_fencing.AnnouncesAll, _V.FALSE_WATERMARK, kind=SICK),
+    _term(
+        "retried records are parked no more before they can be read",
+        planted_fencing.UnparksUnread,
+        _V.FALSE_PUBLISHED,
+        kind="sick_partitions_atomic",
+        design=ATOMIC,
+    ),
+    _term("nothing is counted while an id is not fenced", planted_fencing.CountsLater, _V.FALSE_COUNTS, kind=SICK),
+    _term(
+        "an id that was left alone is never fenced",
+        planted_fencing.NeverFencesTheRest,
+        _V.MISSING_PUBLISHED,
+        kind=SICK,
+    ),
     # Purges
     _table("purges are by range", planted_ports.PurgesByRange, _V.LOST),
     _term("purges come before the commit", planted.PurgesBeforeCommit, _V.LOST, _V.PURGED_UNPUBLISHED),

@@ -5,7 +5,8 @@ ledger. Records are told from each other by their values, for ids may be given o
 
 `simulation.verdicts` lists what it may find. What is stuck, a false alarm or a duel the history itself finds; what is
 told to those who wait for tickets, `simulation.waiting` judges. A record counts as visible from when the stable offset
-passed it: its transaction may have been decided long before.
+passed it: its transaction may have been decided long before. It may be deleted from the outbox before that only where
+its partition had no leader, and once its transaction was decided.
 
 At least once, a record that was sent and then discarded may arrive at any time: nothing recalls what is on its way, and
 what comes behind it waits for it no more. So its own order is not judged.
@@ -122,6 +123,12 @@ class Seen:
     partition: int
     visible_at: int
     transaction: KafkaTransaction | None
+    was_held_back: bool = False
+
+    @property
+    def sure_at(self) -> int:
+        """From when on nothing but a leader of its partition keeps it from being visible."""
+        return self.transaction.decided_at if self.transaction and self.was_held_back else self.visible_at
 
 
 def seen(broker: Broker) -> list[Seen]:
@@ -133,6 +140,7 @@ def seen(broker: Broker) -> list[Seen]:
             partition=number,
             visible_at=partition.readable_at[record.offset],
             transaction=record.transaction,
+            was_held_back=record.transaction is not None and (topic, number) in record.transaction.held_back,
         )
         for (topic, number), partition in broker.partitions.items()
         if (topic, number) != LEDGER
@@ -241,7 +249,7 @@ def _torn(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
 
 
 def _purged_unpublished(committed: Committed, sightings: list[Seen]) -> Iterator[str]:
-    visible = {sighting.value: sighting.visible_at for sighting in reversed(sightings)}
+    visible = {sighting.value: sighting.sure_at for sighting in reversed(sightings)}
     for value, deleted_at in committed.deleted.items():
         if visible.get(value, deleted_at + 1) > deleted_at:
             yield f"purged unpublished: {value}"

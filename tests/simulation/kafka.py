@@ -8,6 +8,10 @@ partition takes records of a transaction that it was added to.
 The coordinator first *decides* a transaction (from then on it is committed, or aborted, whoever dies), and writes its
 markers into the partitions after that, one by one. A consumer that reads committed sees a partition up to its *last
 stable offset*, the first record of a transaction that has no marker there yet, and nothing of aborted ones.
+
+A partition may be without a leader for a while. Then it takes no records and tells nothing, and a transaction that
+touches it is decided, but does not end: its marker waits there. The coordinator may also be slow to write down what
+a producer asks of it; until it has, it takes nothing else for that id, and nobody can end the transaction.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ class Concurrent(Exception):
     """The transaction before it has not got all its markers yet: to be tried again."""
 
 
+class NoLeader(Exception):
+    """Nobody answers for the partition."""
+
+
 @dataclass(slots=True, eq=False)
 class KafkaTransaction:
     """`committed` is None until it is decided, at `decided_at` in the world's count."""
@@ -50,6 +58,8 @@ class KafkaTransaction:
     committed: bool | None = None
     decided_at: int = 0
     unmarked: set[Place] = field(default_factory=set)
+    held_back: set[Place] = field(default_factory=set)
+    """Where its marker had to wait for a leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class Coordinator:
         self.epoch = -1
         self.transaction: KafkaTransaction | None = None  # open, or decided and without all its markers
         self.taken: dict[Place, dict[int, int]] = {}  # offsets of records of this epoch, by the first sequence number
+        self.is_writing = False  # what a producer has asked
 
 
 class Broker:
@@ -159,6 +170,13 @@ class Broker:
         """Topics that are not there."""
         self.marking_time = 0.0
         """How long it takes to write a marker, at most, in seconds."""
+        self.away: set[Place] = set()
+        """Partitions without a leader."""
+        self.unanswered: set[str] = set()
+        """Topics of which a record was not taken in time, since a partition has no leader."""
+        self.writing_time: Callable[[Collection[Place]], float] = lambda places: 0.0
+        """How long the coordinator takes to write down what it is asked, in seconds; told which partitions it adds."""
+        self._held_back: list[tuple[Coordinator, KafkaTransaction, Place]] = []  # markers
         self._random = random
         self._tick = tick
         self._timeout = transaction_timeout
@@ -177,6 +195,33 @@ class Broker:
         """Whether a record is taken when it is sent."""
         return row[3] not in self.untold and self.refusal(row) is None
 
+    def unavailable(self, row: Sequence[Any], *, again: bool) -> Refusal | None:
+        """What a look at a record's topic tells: an old look, unless a record was not answered, or one `again`."""
+        if (again or row[1] in self.unanswered) and any(row[1] == topic for topic, _ in self.away):
+            return Refusal(Cause.UNAVAILABLE, f"a partition of topic {row[1]} has no leader")
+        return None
+
+    @property
+    def unmarked(self) -> list[Place]:
+        """Partitions of topics that are to get a marker."""
+        found = (coordinator.transaction for coordinator in self._coordinators.values())
+        return sorted({place for one in found if one for place in one.unmarked - {LEDGER}})
+
+    def lose_leader(self, place: Place) -> None:
+        """A partition has no leader from now on."""
+        self.away.add(place)
+
+    def find_leader(self, place: Place) -> None:
+        """A partition has a leader again, and gets its markers."""
+        self.away.discard(place)
+        if not any(place[0] == topic for topic, _ in self.away):
+            self.unanswered.discard(place[0])
+        back = [held for held in self._held_back if held[2] == place]
+        self._held_back = [held for held in self._held_back if held[2] != place]
+        loop = asyncio.get_running_loop()
+        for held in back:
+            loop.call_later(self.marking_time * self._random.random(), self._mark, *held, context=ELSEWHERE)
+
     def partition(self, place: Place) -> Partition:
         return self.partitions.setdefault(place, Partition())
 
@@ -188,7 +233,7 @@ class Broker:
         coordinator = self.coordinator(transactional_id)
         transaction = coordinator.transaction
         if transaction is not None:
-            if transaction.committed is None:
+            if transaction.committed is None and not coordinator.is_writing:
                 self._raise_epoch(coordinator)
                 self._decide(coordinator, transaction, committed=False)
             raise Concurrent
@@ -203,14 +248,17 @@ class Broker:
             loop = asyncio.get_running_loop()
             transaction = coordinator.transaction = KafkaTransaction(self._numbers)
             loop.call_later(self._timeout, self._expire, coordinator, transaction, context=ELSEWHERE)
-        elif transaction.committed is not None:
+        elif transaction.committed is not None or coordinator.is_writing:
             raise Concurrent
-        transaction.places |= dict.fromkeys(places)
+        if not transaction.places.keys() >= set(places):
+            self._write_down(coordinator, lambda: transaction.places.update(dict.fromkeys(places)), places)
 
     def produce(
         self, transactional_id: str, epoch: int, place: Place, records: list[tuple[Any, Any]], *, sequence: int
     ) -> int:
         """Append records in the producer's transaction, unless they are there; the first one's offset."""
+        if place in self.away:
+            raise NoLeader
         coordinator = self._required(transactional_id, epoch)
         taken = coordinator.taken.setdefault(place, {})
         if sequence not in taken:
@@ -226,12 +274,15 @@ class Broker:
     def end(self, transactional_id: str, epoch: int, *, committed: bool) -> None:
         coordinator = self._required(transactional_id, epoch)
         transaction = coordinator.transaction
-        if transaction is not None and transaction.committed is None:
-            self._decide(coordinator, transaction, committed=committed)
+        if transaction is None or transaction.committed is not None:
+            return
+        if coordinator.is_writing:
+            raise Concurrent
+        self._write_down(coordinator, lambda: self._decide(coordinator, transaction, committed=committed), ())
 
     def stable_offsets(self, places: Collection[Place]) -> dict[Place, int]:
-        """How far consumers that read committed can get."""
-        return {place: self.partition(place).stable for place in places}
+        """How far consumers that read committed can get, where anybody knows."""
+        return {place: self.partition(place).stable for place in places if place not in self.away}
 
     def append(self, place: Place, key: Any, value: Any) -> int:
         """Of a producer without transactions."""
@@ -253,9 +304,25 @@ class Broker:
         return coordinator
 
     def _expire(self, coordinator: Coordinator, transaction: KafkaTransaction) -> None:
-        if transaction.committed is None:
+        if coordinator.is_writing:
+            loop = asyncio.get_running_loop()
+            loop.call_later(1.0, self._expire, coordinator, transaction, context=ELSEWHERE)
+        elif transaction.committed is None:
             self._raise_epoch(coordinator)
             self._decide(coordinator, transaction, committed=False)
+
+    def _write_down(self, coordinator: Coordinator, effect: Callable[[], None], places: Collection[Place]) -> None:
+        """Do something now, or later and raise Concurrent: when it is asked again, it may be done."""
+        if (after := self.writing_time(places)) == 0:
+            return effect()
+
+        def written() -> None:
+            coordinator.is_writing = False
+            effect()
+
+        coordinator.is_writing = True
+        asyncio.get_running_loop().call_later(after, written, context=ELSEWHERE)
+        raise Concurrent
 
     def _raise_epoch(self, coordinator: Coordinator) -> int:
         coordinator.epoch += 1
@@ -271,6 +338,10 @@ class Broker:
             loop.call_later(after, self._mark, coordinator, transaction, place, context=ELSEWHERE)
 
     def _mark(self, coordinator: Coordinator, transaction: KafkaTransaction, place: Place) -> None:
+        if place in self.away:
+            transaction.held_back.add(place)
+            self._held_back.append((coordinator, transaction, place))
+            return
         transaction.unmarked.remove(place)
         if not transaction.unmarked:
             coordinator.transaction = None

@@ -11,6 +11,7 @@ from simulation.late_requests import LateRequests
 from simulation.log import ReconfiguredLog
 from simulation.other_histories import Adopted, AdoptedExchanges, AdoptedMidway, OtherHistory, Restored
 from simulation.poisoned import Poisoned
+from simulation.sick_partitions import SickPartitions
 from simulation.spanning import Spanning
 from simulation.world import SOUND, Design, Member
 
@@ -47,6 +48,8 @@ KINDS = {
     "poisoned": Kind(history=Poisoned, one_of=4),
     "poisoned_atomic": Kind(Design(atomic=True), Poisoned, one_of=8),
     "poisoned_at_least_once": Kind(Design(delivery="at_least_once"), Poisoned, one_of=8),
+    "sick_partitions": Kind(history=SickPartitions, one_of=4),
+    "sick_partitions_atomic": Kind(Design(atomic=True), SickPartitions, one_of=8),
     "changing_modes": Kind(Design(delivery="at_least_once"), ChangingModes, one_of=8),
     "at_least_once": Kind(Design(delivery="at_least_once"), one_of=4),
 }

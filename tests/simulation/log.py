@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, ClassVar
 
-from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, NotInTransaction, Place
+from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, NoLeader, NotInTransaction, Place
 from simulation.network import Answer, Link, Network
 
-from airflow_outbox.errors import HistoryError, KafkaError, PublishError, RecordsRefusedError
+from airflow_outbox.errors import HistoryError, KafkaError, PublishError, RecordsRefusedError, StuckTransactionsError
+from airflow_outbox.harvest.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
@@ -29,6 +30,8 @@ _PATIENCE = 6.0
 _REQUEST_TIME = 2.0
 _RETRY_INTERVAL = 0.05
 _BACKOFF = 0.5
+_STUCK_AFTER = 2.0
+_STUCK_AT_ONCE = 0.3
 
 
 def place_of(topic: str, key: str | bytes, partition: int | None) -> Place:
@@ -63,6 +66,7 @@ class SimulatedProducer:
         self._sequences: Counter[Place] = Counter()
         self._added: set[Place] = set()
         self._transaction = Transaction(gap=self.gap)
+        self._is_asked_to_commit = False
 
     @property
     def needs_epoch(self) -> bool:
@@ -70,11 +74,16 @@ class SimulatedProducer:
 
     @property
     def is_uncertain(self) -> bool:
-        return self._transaction.is_uncertain
+        return self._is_asked_to_commit or self._transaction.is_uncertain
 
-    async def fence(self) -> None:
+    async def fence(self, *, stuck_after: float = _STUCK_AFTER) -> None:
         self._transaction.begins(Call.FENCE)
-        self.epoch = await self._ask("fence", lambda: self._broker.initialise(self.transactional_id))
+        self.epoch = await self._ask(
+            "fence",
+            lambda: self._broker.initialise(self.transactional_id),
+            stuck=StuckTransactionsError([self.transactional_id]),
+            patience=stuck_after,
+        )
         self._transaction.succeeded(Call.FENCE, seconds=0)
 
     async def renew(self) -> None:
@@ -98,6 +107,19 @@ class SimulatedProducer:
                     task.cancel()
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
+        """As in a thread: it goes on when its caller is cancelled."""
+        self._is_asked_to_commit = True
+        committing = asyncio.create_task(self._commit(records))
+        committing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            offset = await asyncio.shield(committing)
+        except KafkaError:
+            self._is_asked_to_commit = False
+            raise
+        self._is_asked_to_commit = False
+        return offset
+
+    async def _commit(self, records: Sequence[LedgerRecord]) -> int:
         epoch = self.epoch
         with self._timed(Call.COMMIT):
             await self._add([LEDGER])
@@ -127,10 +149,15 @@ class SimulatedProducer:
     async def _produce(self, name: str, place: Place, records: list[tuple[Any, Any]]) -> int:
         epoch, sequence = self.epoch, self._sequences[place]
         self._sequences[place] += len(records)
-        offset: int = await self._ask(
-            name,
-            lambda: self._broker.produce(self.transactional_id, epoch, place, records, sequence=sequence),
-        )
+        try:
+            offset: int = await self._ask(
+                name,
+                lambda: self._broker.produce(self.transactional_id, epoch, place, records, sequence=sequence),
+            )
+        except KafkaError:
+            if place in self._broker.away:
+                self._broker.unanswered.add(place[0])
+            raise
         return offset
 
     @contextmanager
@@ -148,12 +175,18 @@ class SimulatedProducer:
             raise
         self._transaction.succeeded(call, seconds=asyncio.get_running_loop().time() - started)
 
-    async def _ask(self, name: str, effect: Callable[[], Any]) -> Any:
+    async def _ask(
+        self, name: str, effect: Callable[[], Any], *, stuck: KafkaError | None = None, patience: float = _PATIENCE
+    ) -> Any:
+        """Ask until there is an answer. `stuck` is what to raise when the transaction before does not end so long."""
+
         def answered(answer: Answer) -> None:
             try:
                 answer.give(effect())
             except Concurrent:
                 answer.give(Concurrent)
+            except NoLeader:
+                return
             except Fenced:
                 answer.refuse(Answered("simulated: the producer is fenced"))
             except NotInTransaction:
@@ -161,6 +194,7 @@ class SimulatedProducer:
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE
+        stuck_at = loop.time() + patience
         while True:
             try:
                 result = await self._link.ask(name, answered, patience=_REQUEST_TIME)
@@ -173,6 +207,8 @@ class SimulatedProducer:
                 continue
             if result is not Concurrent:
                 return result
+            if loop.time() > stuck_at:
+                raise stuck or KafkaError(f"simulated: the transaction before does not end ({name})")
             await asyncio.sleep(_RETRY_INTERVAL)
 
 
@@ -182,16 +218,24 @@ class SimulatedTransactionalLog:
     producer: ClassVar[type[SimulatedProducer]] = SimulatedProducer
 
     def __init__(
-        self, broker: Broker, link: Link, transactional_id: str = TRANSACTIONAL_ID, *, producers: int = PRODUCERS
+        self,
+        broker: Broker,
+        link: Link,
+        transactional_id: str = TRANSACTIONAL_ID,
+        *,
+        producers: int = PRODUCERS,
+        stuck: StuckIds | None = None,
     ) -> None:
         self._broker = broker
         self._link = link
-        self.producers = [self.producer(broker, link, f"{transactional_id}.{number}") for number in range(producers)]
+        stuck = stuck or StuckIds()
+        self.producers = [self.producer(broker, link, name) for name in stuck.free(transactional_id, producers)]
         self.rotation = Rotation(self.producers, stable_offsets=self._stable_offsets)
+        self._fencing = Fencing(self.rotation, stuck, self._fence_one)
 
     @property
     def transactional_ids(self) -> Sequence[str]:
-        return self.rotation.transactional_ids
+        return [*self.rotation.transactional_ids, *self.unfenced]
 
     @property
     def readable(self) -> int:
@@ -199,20 +243,27 @@ class SimulatedTransactionalLog:
 
     @property
     def unfenced(self) -> Collection[str]:
-        return ()
+        return self._fencing.unfenced
 
     async def fence_rest(self) -> None:
-        """Nothing is left."""
+        await self._fencing.fence_rest()
+
+    async def are_readable(self, extents: Collection[Extent]) -> bool:
+        return await self.rotation.are_readable(extents)
 
     async def fence(self, others: Collection[str] = ()) -> None:
-        await self.rotation.fence()
-        for other in sorted({*others} - {*self.transactional_ids}):
-            await SimulatedProducer(self._broker, self._link, other).fence()
+        await self._fencing.fence(others)
+
+    async def _fence_one(self, transactional_id: str, patient: bool) -> None:
+        after = _STUCK_AFTER if patient else _STUCK_AT_ONCE
+        await SimulatedProducer(self._broker, self._link, transactional_id).fence(stuck_after=after)
 
     async def glimpse(self, start: int) -> Ledger:
         broker = self._broker
 
         def effect(answer: Answer) -> None:
+            if LEDGER in broker.away:
+                return
             partition = broker.partition(LEDGER)
             records = [(record.offset, record.key, record.value) for record in partition.committed(start)]
             answer.give((str(broker.ledger_id), partition.stable, records))
@@ -224,6 +275,8 @@ class SimulatedTransactionalLog:
         broker = self._broker
 
         def effect(answer: Answer) -> None:
+            if LEDGER in broker.away:
+                return
             if broker.ledger_id is None:
                 answer.refuse(KafkaError("simulated: there is no ledger"))
                 return
@@ -243,10 +296,11 @@ class SimulatedTransactionalLog:
         return Ledger.read(topic_id=topic_id, end=end, records=records)
 
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
-        return examined(self._broker, rows)
+        return examined(self._broker, rows, again=again)
 
     async def begin(self) -> bool:
-        return await self.rotation.begin()
+        with self._fencing.noting_stuck():
+            return await self.rotation.begin()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
         return await self.rotation.publish(rows)
@@ -255,9 +309,11 @@ class SimulatedTransactionalLog:
         return await self.rotation.commit(records)
 
     async def await_readable(self) -> None:
-        await self.rotation.await_readable()
+        with self._fencing.noting_stuck():
+            await self.rotation.await_readable()
 
     async def close(self) -> None:
+        self._fencing.close()
         await self.rotation.close()
 
     async def _stable_offsets(self, places: Collection[Place]) -> Mapping[Place, int]:
@@ -273,14 +329,18 @@ class ReconfiguredLog(SimulatedTransactionalLog):
     number: ClassVar = count()
     settings: ClassVar = (("outbox", 2), ("renamed", 3), ("outbox", 1), ("outbox", 4))
 
-    def __init__(self, broker: Broker, link: Link) -> None:
+    def __init__(self, broker: Broker, link: Link, *, stuck: StuckIds | None = None) -> None:
         name, producers = self.settings[next(self.number) % len(self.settings)]
-        super().__init__(broker, link, name, producers=producers)
+        super().__init__(broker, link, name, producers=producers, stuck=stuck)
 
 
-def examined(broker: Broker, rows: Sequence[Any]) -> dict[int, Refusal]:
+def examined(broker: Broker, rows: Sequence[Any], *, again: bool = False) -> dict[int, Refusal]:
     """What a look at records tells, by id."""
-    return {row[0]: refusal for row in rows if (refusal := broker.refusal(row)) is not None}
+    return {
+        row[0]: refusal
+        for row in rows
+        if (refusal := broker.unavailable(row, again=again) or broker.refusal(row)) is not None
+    }
 
 
 class SimulatedLog:

@@ -23,6 +23,7 @@ from simulation.statements import Server
 from simulation.table import SimulatedTable
 
 from airflow_outbox.harvest.config import DeliveryMode, Limits
+from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Log, TransactionalLog
@@ -106,8 +107,10 @@ class Member:
         async def new_log(*, individually: bool = False) -> Log:
             return SimulatedLog(world.broker, self._kafka, individually=individually)
 
+        stuck = StuckIds()
+
         async def new_transactional_log() -> TransactionalLog:
-            return design.transactional_log(world.broker, self._kafka)
+            return design.transactional_log(world.broker, self._kafka, stuck=stuck)
 
         modes = design.modes(
             delivery=design.delivery,

@@ -108,16 +108,19 @@ def require_no_rival(fence: Fence, ledger: Ledger) -> None:
         raise HistoryError(difference)
 
 
-def require_own(fence: Fence, views: Collection[UUID]) -> None:
-    """Raise KafkaError unless the last view that began was one of this process: one of `views`.
+def require_given_up(fence: Fence, unfenced: Collection[str], *, own_views: Collection[UUID]) -> None:
+    """Raise KafkaError unless nothing can be published any more by the producers of ids that could not be fenced,
+    because their last transaction has not ended.
 
-    To be asked when an id could not be fenced because its last transaction has not ended. Was that one committed, its
-    producer may begin another as soon as it has ended. A producer of this process does not: it was given up.
+    Was that one committed, its producer may begin another as soon as it has ended, whatever the fence row says by then.
+    A producer that was given up does not. Those of this process were, if the last view that began was one of its own;
+    those of others were, if the fence row says so.
     """
-    if fence.begun_view not in views:
+    waiting = sorted({*unfenced} - fence.given_up)
+    if waiting and fence.begun_view not in own_views:
         raise KafkaError(
-            "another member has led before, and Kafka can't end its last transaction yet: a partition that it touches "
-            "lacks brokers. Bring them back"
+            f"another member has led before, and Kafka can't end its last transaction, of {' and '.join(waiting)}: a "
+            "partition that it touches lacks brokers. Bring them back"
         )
 
 

@@ -1,0 +1,110 @@
+"""Fencing the producers of earlier views, also while Kafka can't end a transaction of one of them.
+
+When a partition lacks brokers, the markers of the transactions that touch it wait for them, and until they are written
+the coordinator lets no producer of the same id begin. Other partitions have their markers, and other ids can be used.
+An id may be left alone, and fenced later, if both hold:
+
+- the producers that have used it were given up, so that none begins another transaction: they are of this process,
+  whose view was the last one that began, or the fence row says so (`protocol.recovery.require_given_up`);
+- it is known of the last transaction whether it is committed: nobody ever asked for that, or the coordinator has
+  acknowledged it, and the ledger tells of it. What is not known is *uncertain*: that id has to be fenced.
+
+What a given-up producer has sent before may still arrive, and be aborted. Nothing commits it: within one epoch no
+request that ends a transaction comes late (`protocol.transaction`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+from airflow_outbox.errors import KafkaError, StuckTransactionsError
+from airflow_outbox.harvest.rotation import Rotation, require_fenced
+
+
+@dataclass(slots=True)
+class StuckIds:
+    """What a process remembers of transactional ids: those that it leaves alone, and those that it must not."""
+
+    left_alone: set[str] = field(default_factory=set)
+    uncertain: set[str] = field(default_factory=set)
+
+    def leave_alone(self, ids: Collection[str]) -> None:
+        """These have a transaction that can't be ended. Raises KafkaError if it may yet turn out to be committed."""
+        if unknown := self.uncertain.intersection(ids):
+            raise KafkaError(
+                f"whether the last transaction of {' and '.join(sorted(unknown))} is committed can't be told: a "
+                "partition that it touches lacks brokers. Bring them back"
+            )
+        self.left_alone.update(ids)
+
+    def fenced(self, transactional_id: str) -> None:
+        """All earlier transactions of this id have ended."""
+        self.left_alone.discard(transactional_id)
+        self.uncertain.discard(transactional_id)
+
+    def free(self, prefix: str, number: int) -> list[str]:
+        """The first ids with this prefix that are not left alone."""
+        ids = (f"{prefix}.{place}" for place in count())
+        return list(islice((name for name in ids if name not in self.left_alone), number))
+
+
+class Fencing:
+    """What one log has fenced: the part of the port `TransactionalLog` that keeps earlier producers from their work."""
+
+    def __init__(self, rotation: Rotation, stuck: StuckIds, fence_one: Callable[[str, bool], Awaitable[None]]) -> None:
+        """`fence_one` fences the producers of one id, for which it is patient or not. It raises StuckTransactionsError
+        when that does not end.
+        """
+        self._rotation = rotation
+        self._stuck = stuck
+        self._fence_one = fence_one
+        self._unfenced: list[str] = []
+
+    @property
+    def unfenced(self) -> Sequence[str]:
+        return self._unfenced
+
+    async def fence(self, others: Collection[str]) -> None:
+        strays = sorted({*others} - {*self._rotation.transactional_ids})
+        own, *found = await asyncio.gather(
+            self._rotation.fence(),
+            *(self._fence_one(stray, stray not in self._stuck.left_alone) for stray in strays),
+            return_exceptions=True,
+        )
+        for stray, outcome in zip(strays, found, strict=True):
+            if isinstance(outcome, StuckTransactionsError):
+                self._stuck.leave_alone([stray])
+                self._unfenced.append(stray)
+            else:
+                require_fenced([outcome])
+                self._stuck.fenced(stray)
+        with self.noting_stuck():
+            require_fenced([own])
+        for transactional_id in self._rotation.transactional_ids:
+            self._stuck.fenced(transactional_id)
+
+    async def fence_rest(self) -> None:
+        for stray in [*self._unfenced]:
+            try:
+                await self._fence_one(stray, False)
+            except KafkaError:
+                continue
+            self._unfenced.remove(stray)
+            self._stuck.fenced(stray)
+
+    @contextmanager
+    def noting_stuck(self) -> Iterator[None]:
+        """The next log is to do without the ids that are stuck."""
+        try:
+            yield
+        except StuckTransactionsError as error:
+            self._stuck.leave_alone(error.transactional_ids)
+            raise
+
+    def close(self) -> None:
+        """Note what is uncertain. To be called before the producers are given up."""
+        self._stuck.uncertain.update(self._rotation.uncertain)
