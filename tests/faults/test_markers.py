@@ -44,7 +44,7 @@ class Tellers:
 
     def who_says_so(self, ticket: Ticket) -> set[str]:
         for notice in self.listening.notifies(timeout=0):
-            snapshot = notice.payload.split()[-1]
+            snapshot = notice.payload.split()[2]  # behind shard and incarnation, before the proof
             if ":" in snapshot:
                 self._announced.append(Snapshot.parse(snapshot))
         number = ticket.transaction_id
