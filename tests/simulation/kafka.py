@@ -243,8 +243,8 @@ class Broker:
     def lose_ledger(self) -> None:
         """The ledger's topic is deleted and made anew."""
         self.partitions[LEDGER] = Partition()
-        self.ledger_id = "ledger 2"
         self.losses += 1
+        self.ledger_id = f"ledger {self.losses + 1}"
 
     def _required(self, transactional_id: str, epoch: int) -> Coordinator:
         coordinator = self.coordinator(transactional_id)
