@@ -203,7 +203,10 @@ def translated(name: OutboxName) -> Iterator[None]:
     except OutboxError:
         raise
     except psycopg.errors.UndefinedTable as error:
-        raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
+        if error.diag.context is None:
+            raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
+        remedy = "A function that runs for the outbox has to name schemas, for only pg_catalog is searched"
+        raise PostgresError(f"{name}: {_reason(error)} ({error.diag.context.splitlines()[0]}). {remedy}") from error
     except psycopg.errors.UndefinedColumn as error:
         remedy = "Run `airflow-outbox init`: the tables are older than this release, or goharvest's"
         raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error

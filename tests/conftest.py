@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distribution import Scheduling, in_order
+from distribution import Scheduling, in_order, room
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +50,7 @@ settings.load_profile("busy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=2000, help="how many simulated histories to run (default: %(default)s)"
+        "--seeds", type=int, default=1000, help="how many simulated histories to run (default: %(default)s)"
     )
     parser.addoption("--seed", type=int, help="the only simulated history to run")
     parser.addoption(
@@ -113,6 +113,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out_the_long_form(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = in_order(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with room(item.nodeid):
+        return (yield)
 
 
 def _leave_out_the_long_form(config: pytest.Config, items: list[pytest.Item]) -> None:

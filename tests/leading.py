@@ -12,8 +12,9 @@ import psycopg
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.connection import connect
 from airflow_outbox.fence import Flushed, Witness
+from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.names import OutboxName
-from airflow_outbox.parked import ParkedTable, Why
+from airflow_outbox.parked import Why
 from airflow_outbox.records import Snapshot
 from airflow_outbox.schema import Role, grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
@@ -52,9 +53,7 @@ class Leader:
 
     def park(self, ticket: Ticket, records: int, reason: str = "refused") -> None:
         """Park the first records of a transaction, as such that Kafka has refused."""
-        parked = ParkedTable(
-            self.own, self.table.name, self.table.columns, topic_causes=[], passing_causes=[], archives=False
-        )
+        parked = parked_table(self.table)
         ids = self.connection.execute(
             "SELECT id FROM outbox WHERE transaction_id = %s::text::xid8 ORDER BY id LIMIT %s",
             [str(ticket.transaction_id), records],

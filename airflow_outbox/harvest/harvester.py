@@ -37,6 +37,7 @@ from airflow_outbox.harvest.term import Term
 SHARD = 0
 _PROGRESS_INTERVAL = 1.0
 _SHORTEST_DELAY = 0.1
+_DELAY_AFTER_REFUSAL = 0.01
 _LONGEST_DELAY = 5.0
 _RETURN_INTERVAL = 0.5
 _THROTTLED_INTERVAL = 10.0
@@ -155,7 +156,9 @@ class Harvester:
                         self._events("error", error=str(error), retry_in=None)
                     return
                 # A refusal narrows what is tried next: it takes few terms, for which others should not wait long.
-                if self.published > published_before or isinstance(error, RecordsRefusedError):
+                if isinstance(error, RecordsRefusedError):
+                    delay = _DELAY_AFTER_REFUSAL
+                elif self.published > published_before:
                     delay = _SHORTEST_DELAY
                 self._events("error", error=str(error), retry_in=delay)
                 if not isinstance(error, PostgresUnreachableError):

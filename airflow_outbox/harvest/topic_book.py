@@ -6,7 +6,7 @@ again, and with it the size of the largest record that it takes, if that may be 
 
 Kafka's client measures a record as it is, so that is known beforehand. A broker measures it compressed: one that may
 fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Each that does not fit costs
-others a leader's term, so there is an upper bound to that: after ten in a minute, others like it are parked untried,
+others a leader's term, so there is an upper bound to that: after five in a minute, others like it are parked untried,
 and tried later. Where the limit may not be asked, batches that are refused become smaller and smaller, for as long as
 what is known holds. A topic of which something was refused is asked for its clean-up policy, too: one that is compacted
 takes no record without a key.
@@ -59,7 +59,7 @@ _DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
 _SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
 _LEADER_TIME = 3.0  # a broker that comes back takes its partitions up one after the other
 _LEADER_POLL = 0.2
-_MOST_IN_VAIN = 10
+_MOST_IN_VAIN = 5
 _MINUTE = 60.0
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 

@@ -76,6 +76,8 @@ class Commit:
             committed = find_commit(self.connection, outbox, commit_id)
             if entered is None or committed is None:
                 raise JobError(f"{commit_id} is entered by another writer; nothing was committed. Use another id")
+            if self.options.commit_sql:  # deferred triggers of the job's own tables run at the commit
+                at.execute("look_there", {"search_path": search_path})
         return replace(committed, earlier=False)
 
     def _require_newest(self, at: Statements) -> None:

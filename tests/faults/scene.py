@@ -40,7 +40,7 @@ _RECORD_EFFECTS = """
 CREATE TABLE effects (id bigserial PRIMARY KEY, leader text);
 CREATE FUNCTION record_effect() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO effects (leader)
+    INSERT INTO public.effects (leader)
     SELECT DISTINCT coalesce(leader_id::text, 'backend ' || pg_backend_pid()) FROM touched
     WHERE leader_id IS NOT NULL OR TG_OP = 'DELETE';
     RETURN NULL;

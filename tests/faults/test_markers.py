@@ -25,6 +25,8 @@ from airflow_outbox.tickets import published
 
 HELD_BACK = 10.0
 """Seconds."""
+_APPENDED_WITHIN = 0.5
+"""Seconds until the broker has surely appended what was sent to it."""
 CASES: dict[str, Treatment] = {
     "doubled": Twice(),
     "unheard": Cut(answered=True),
@@ -44,7 +46,7 @@ class Tellers:
 
     def who_says_so(self, ticket: Ticket) -> set[str]:
         for notice in self.listening.notifies(timeout=0):
-            snapshot = notice.payload.split()[-1]
+            snapshot = notice.payload.split()[2]  # behind shard and incarnation, before the proof
             if ":" in snapshot:
                 self._announced.append(Snapshot.parse(snapshot))
         number = ticket.transaction_id
@@ -147,6 +149,7 @@ def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late
     scene.wait_until(lambda: any(request.at > late.request.at for request in of(scene.frames.seen, Api.END)))
     held = scene.frames.mistreat(fourth_of_a_transaction)
     scene.wait_until(held.struck.is_set)
+    time.sleep(_APPENDED_WITHIN)
     late.deliver()
     assert late.answered.wait(10)
     leader.popen.kill()

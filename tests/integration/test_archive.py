@@ -18,9 +18,9 @@ from airflow_outbox.check import examine
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import FencedError, InvalidNameError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.names import OutboxName
 from airflow_outbox.pages import Reading
-from airflow_outbox.parked import ParkedTable
 from airflow_outbox.schema import grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
 
@@ -116,8 +116,7 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
         " transaction_id, incarnation) SELECT id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
         " kafka_header_values, transaction_id, 1 FROM outbox"
     )
-    parked = ParkedTable(connection, NAME, table.columns, topic_causes=[], passing_causes=[], archives=True)
-    parked.unpark(view, [2])
+    parked_table(table).unpark(view, [2])
     assert query("SELECT id, kafka_key FROM outbox_archive") == [(2, "k1")]
     assert query("SELECT number FROM outbox_parked") == [(1,)]
 

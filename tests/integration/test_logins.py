@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_outbox.connection import connect
 from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
@@ -35,7 +35,8 @@ def role(database: str) -> Iterator[str]:
 def test_a_refusal_is_final(
     database: str, role: str, given: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data_source = make_conninfo(database, **{"user": role, **given})
+    server = {name: value for name, value in conninfo_to_dict(database).items() if name != "password"}
+    data_source = make_conninfo(**{**server, "user": role, **given})
     with pytest.raises(LoginRefusedError) as failure:
         patience.patiently(lambda: connect(data_source, purpose="test"))
     assert str(failure.value).startswith("Postgres refuses the login: ")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from harvesting import AS_OF_VERSION_4, GOHARVEST_TABLE
+from leading import Leader
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.names import OutboxName
@@ -293,3 +294,17 @@ def test_a_missing_privilege_is_named_with_its_remedy(
 ) -> None:
     with acting_as(connection, roles["stash"]), pytest.raises(PostgresError, match="airflow-outbox grant"):
         OutboxTable(connection, OutboxName.parse("app.outbox")).holds_marks()
+
+
+def test_a_trigger_that_names_no_schema_is_named_with_its_remedy(database: str) -> None:
+    with closing(Leader(database)) as leader:
+        leader.connection.execute(
+            "CREATE TABLE seen (id bigint);"
+            "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN INSERT INTO seen VALUES (1); RETURN NULL; END $$;"
+            "CREATE TRIGGER see AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION see()"
+        )
+        with pytest.raises(
+            PostgresError, match=r'"seen" does not exist \(PL/pgSQL function .*see\(\).*has to name schemas'
+        ):
+            leader.purge()

@@ -239,13 +239,15 @@ def test_a_transaction_without_end_costs_nothing(prepared_database: str) -> None
 def plan(table: OutboxTable, statement: str, **values: object) -> str:
     query = render(
         statements_of("queries.sql")[statement],
-        NAME,
+        table.name,
         partition=sql.Identifier("kafka_partition"),
         transaction_id=sql.SQL("NULL::bigint"),
         durable=sql.SQL("0"),
         table=sql.SQL("NULL"),
+        last_drawn=sql.SQL("0"),
+        measured=render(statements_of("queries.sql")["measured"], table.name),
     )
-    given = {"max_records": 10_000, "max_size": 10**8, "above": 0, "within": None, **values}
+    given = {"max_records": 10_000, "max_size": 10**8, "most_bytes": 10**8, "above": 0, "within": None, **values}
     rows = table.connection.execute(sql.SQL("EXPLAIN {}").format(query), given).fetchall()
     return "\n".join(row[0] for row in rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure, Taken
 from airflow_outbox.harvest.protocol.ledger import Ledger
-from airflow_outbox.harvest.protocol.parking import Caution, Diversion, ParkedLanes, Refusal
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
 from airflow_outbox.pages import Length, OutboxRow, Reading
 from airflow_outbox.records import Snapshot
 
@@ -62,11 +62,6 @@ def never(lanes: ParkedLanes, lane: Any) -> bool:
 
 def untold(batch: Batch, *, view: UUID, fence: Fence) -> Any:
     return _entry(replace(batch, unparked=[]), view=view, fence=fence)
-
-
-def as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
-    refused = {row[0]: refusals[row[0]] for row in rows if row[0] in refusals}
-    return Diversion((), refused, [row[0] for row in rows if row[0] not in refused])
 
 
 def forget_lanes(lanes: ParkedLanes, gone: Any) -> None:

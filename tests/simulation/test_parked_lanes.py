@@ -7,14 +7,15 @@ parked its lane is free again. Nothing would come to release it: the release tha
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 from unittest.mock import patch
 
 from simulation.checker import seen
 from simulation.loop import simulate
-from simulation.planted import as_before
 from simulation.world import Design, Member, World
 
-from airflow_outbox.harvest.protocol.parking import Cause, ParkedLanes, Refusal
+from airflow_outbox.harvest.protocol.parking import Cause, Diversion, ParkedLanes, Refusal
 from airflow_outbox.table import MarkedRecord
 
 _SLOW = 1.0  # seconds that a statement takes on its way
@@ -52,10 +53,15 @@ def _published() -> list[object]:
     return [record.value for record in seen(simulate(_freed_just_then()).broker)]
 
 
+def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
+    refused = {row[0]: refusals[row[0]] for row in rows if row[0] in refusals}
+    return Diversion((), refused, [row[0] for row in rows if row[0] not in refused])
+
+
 def test_it_does_not_wait_for_what_is_gone() -> None:
     assert _published() == ["v2"]
 
 
 def test_it_would_wait_for_ever() -> None:
-    with patch.object(ParkedLanes, "divert_again", as_before):
+    with patch.object(ParkedLanes, "divert_again", _as_before):
         assert _published() == []

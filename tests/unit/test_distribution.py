@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
-from distribution import DIVIDED, LONGEST_FIRST, TOGETHER, part_of
+from distribution import ALONE, DIVIDED, LONGEST_FIRST, TOGETHER, part_of, room
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("tests/unit/test_names.py::test_one[a/b]", "tests/unit/test_names.py"),
         ("tests/integration/spark/test_batch.py::test_one", "tests/integration/spark/"),
+        ("tests/secure/test_acls.py::test_one", "alone"),
         ("tests/simulation/test_planted.py::test_one[a::b]", "tests/simulation/test_planted.py::test_one[a::b]"),
     ],
 )
@@ -22,6 +24,32 @@ def test_a_test_belongs_to_a_part(nodeid: str, part: str) -> None:
     assert part_of(nodeid) == part
 
 
-@pytest.mark.parametrize("place", [*DIVIDED, *LONGEST_FIRST, *TOGETHER])
+@pytest.mark.parametrize("place", [*ALONE, *DIVIDED, *LONGEST_FIRST, *TOGETHER])
 def test_every_place_that_is_named_has_tests(place: str) -> None:
     assert (ROOT / place).is_file() or any((ROOT / place).glob("test_*.py"))
+
+
+def test_what_is_alone_waits_for_others_and_lets_none_begin(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    alone, other = "tests/secure/test_acls.py::test_one", "tests/unit/test_names.py::test_one"
+
+    def begins(nodeid: str) -> threading.Event:
+        begun = threading.Event()
+
+        def begin() -> None:
+            with room(nodeid, lock):
+                begun.set()
+
+        threading.Thread(target=begin, daemon=True).start()
+        return begun
+
+    with room(other, lock):
+        assert begins(other).wait(10)
+        waiting = begins(alone)
+        assert not waiting.wait(0.1)
+    assert waiting.wait(10)
+    with room(alone, lock):
+        waiting = begins(other)
+        assert not waiting.wait(0.1)
+    assert waiting.wait(10)

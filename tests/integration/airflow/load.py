@@ -30,12 +30,12 @@ SURGE = 20_000
 _WITNESS = """
 CREATE TABLE {outbox}_effects (place BIGSERIAL PRIMARY KEY, effect TEXT NOT NULL, view UUID NOT NULL, member TEXT);
 CREATE FUNCTION {outbox}_seen() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-    INSERT INTO {outbox}_effects (effect, view)
+    INSERT INTO public.{outbox}_effects (effect, view)
     SELECT DISTINCT TG_ARGV[0], leader_id FROM seen WHERE leader_id IS NOT NULL;
     RETURN NULL;
 END $$;
 CREATE FUNCTION {outbox}_taken_over() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-    INSERT INTO {outbox}_effects (effect, view, member) VALUES ('take over', NEW.view, NEW.member);
+    INSERT INTO public.{outbox}_effects (effect, view, member) VALUES ('take over', NEW.view, NEW.member);
     RETURN NULL;
 END $$;
 CREATE TRIGGER marks AFTER UPDATE ON {outbox} REFERENCING NEW TABLE AS seen

@@ -68,7 +68,7 @@ def test_sessions_that_end_amid_their_copy(pooled: Shop, orders: DataFrame, spar
 def test_a_session_that_ends_amid_the_commits_copy(pooled: Shop, orders: DataFrame) -> None:
     pooled.connection.execute(
         "CREATE SEQUENCE tries;"
-        "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('tries') = 500 THEN"
+        "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('public.tries') = 500 THEN"
         " PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END $$;"
         "CREATE TRIGGER cut BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION cut()"
     )

@@ -49,7 +49,7 @@ def test_each_batch_is_committed_once(shop: Shop, source: DataFrame, tmp_path: P
     # Whoever makes a table is told in the log, and that is how few rows are seen to need none.
     shop.connection.execute(
         "CREATE TABLE made (name text); CREATE FUNCTION note() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO made SELECT object_identity FROM pg_event_trigger_ddl_commands()"
+        " INSERT INTO public.made SELECT object_identity FROM pg_event_trigger_ddl_commands()"
         " WHERE object_identity LIKE '%staging%'; END $$;"
         "CREATE EVENT TRIGGER note ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION note()"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -31,7 +32,6 @@ from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 from airflow_outbox.records import Ticket
 from airflow_outbox.schema import grant_statements, init_outbox
 
-# The provider's hook leaves the output of spark-submit open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 DAGS = Path(__file__).resolve().parents[3] / "dags"
@@ -110,6 +110,13 @@ write = lines.writeStream.format("outbox").option("checkpointLocation", f"{sys.a
 write.trigger(availableNow=True).start().awaitTermination()
 spark.stop()
 """
+
+
+@pytest.fixture(autouse=True)
+def hook_is_collected() -> Iterator[None]:
+    """The provider's hook leaves the output of spark-submit open: let it be said of the test that used it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
