@@ -9,8 +9,8 @@ record and what follows it in its lane *wait* in the parked table, in id order, 
                            ▲     │ retry: publish from the head of the queue
                            └─────┘ refused again
 
-A refusal of the topic (it is not there, or may not be written to) parks the topic: all its lanes, without a new refusal
-for each.
+A refusal of the topic (it is not there, may not be written to, or finds the harvester's clock wrong) parks the topic:
+all its lanes, without a new refusal for each.
 
 Invariants:
 
@@ -52,6 +52,7 @@ class Cause(StrEnum):
     TOPIC_NAME = "topic_name"
     UNKNOWN_TOPIC = "unknown_topic"
     NOT_AUTHORIZED = "not_authorized"
+    CLOCK = "clock"
     PARTITION = "partition"
     TOO_LARGE = "too_large"
     UNTRIED = "untried"
@@ -61,12 +62,19 @@ class Cause(StrEnum):
     @property
     def is_of_the_topic(self) -> bool:
         """Whether no record of the topic can be published."""
-        return self in (Cause.TOPIC_NAME, Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED)
+        return self in (Cause.TOPIC_NAME, Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.CLOCK)
 
     @property
     def can_pass(self) -> bool:
         """Whether it may pass without anybody correcting the record."""
-        return self in (Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.PARTITION, Cause.UNTRIED, Cause.SPREAD)
+        return self in (
+            Cause.UNKNOWN_TOPIC,
+            Cause.NOT_AUTHORIZED,
+            Cause.CLOCK,
+            Cause.PARTITION,
+            Cause.UNTRIED,
+            Cause.SPREAD,
+        )
 
 
 @dataclass(frozen=True, slots=True)
