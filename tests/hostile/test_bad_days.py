@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import yaml
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -21,8 +22,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from harvesting import CHILD, PARTITIONS, PATIENCE, Outbox, Process
 from hostile.innocents import Innocents
+from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.names import OutboxName
@@ -126,7 +129,7 @@ def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: 
         innocents.wait_until(lambda: outbox.left() == 0, "its records wait in the outbox")
         sick.require_whole()
         errors = [event for event in process.events if event["event"] == "error"]
-        assert len(errors) <= 6, errors
+        assert len(errors) <= 10, errors  # each retry costs one, and some commands were called meanwhile
 
 
 @pytest.mark.parametrize("mode", ["single", "at least once"])
@@ -152,3 +155,25 @@ def test_a_harvester_whose_clock_is_wrong_lets_another_lead(innocents: Innocents
             other.end()
         innocents.around(lambda: None, within=PATIENCE)
         innocents.stand(named=None)
+
+
+@pytest.mark.parametrize("mode", ["single"])
+def test_a_pooler_of_transactions_is_refused_before_anything_is_set(
+    innocents: Innocents, postgres: EmbeddedPostgres, server_folder: Path
+) -> None:
+    """What is set in a session would be in force for other clients, too."""
+    name = psycopg.conninfo.conninfo_to_dict(innocents.outbox.database)["dbname"]
+    with Pooler(server_folder / "pooler-harvest", postgres.dsn()) as pooler:
+        pooled = {**innocents.outbox.settings, "data_source": pooler.url(str(name))}
+        process = Process(CHILD, first_line={"config": pooled})
+        try:
+            assert "Give the outbox a direct connection" in process.wait_for("error")["error"]
+            process.ends()
+        finally:
+            process.end()
+        innocents.file.write_text(yaml.safe_dump(pooled))
+        assert "Give the outbox a direct connection" in innocents.command("check", wants=None)
+        with psycopg.connect(pooler.url(str(name)), autocommit=True, prepare_threshold=None) as application:
+            assert application.execute("SHOW search_path").fetchone() == ('"$user", public',)
+    with innocents.harvested():
+        innocents.around(lambda: None)
