@@ -505,7 +505,7 @@ SELECT nspname, (
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(table)s)
 
 -- backend_pid --
-SELECT pg_backend_pid()
+SELECT pg_catalog.pg_backend_pid()
 
 -- sequence_cache --
 -- How many ids a session draws at once.
