@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from harvesting import PATIENCE, Outbox, make_outbox
 from hostile.conftest import MODES
-from hostile.innocents import Innocents
+from hostile.innocents import Innocents, strict_json
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
@@ -49,20 +49,21 @@ def large_ones(outbox: Outbox) -> list[int]:
 
 @pytest.fixture
 def own_postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(server_folder / "full-postgres", fsync=False) as postgres:
+    postgres = EmbeddedPostgres(server_folder / "full-postgres", fsync=False)
+    with no_file_above(16 * MIB):  # as large as a file of Postgres' log, which so has room
+        postgres.start()
+    with postgres:
         yield postgres
 
 
 def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
     own_postgres: EmbeddedPostgres, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Marking a record writes it anew, which needs room; Postgres' log has room for itself."""
+    """Marking a record writes it anew, which needs room."""
     database = own_postgres.create_database("full")
     settings = MODES["at least once"]
     outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", **settings)
-    innocents = Innocents(outbox, tmp_path / "outbox.yaml", memory=400)
-    with no_file_above(16 * MIB):
-        own_postgres.restart()
+    innocents = Innocents(outbox, tmp_path / "outbox.yaml")
     with innocents.harvested() as process:
         outbox.query("UPDATE outbox_leader SET paused = true RETURNING 1")
         write_large(outbox, 5_000)
@@ -74,7 +75,7 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
             return any("could not extend" in event["error"] for event in process.events if event["event"] == "error")
 
         innocents.wait_until(is_told, "nobody says that there is no room", within=PATIENCE)
-        innocents.stand(named=None)
+        strict_json(innocents.command("status", "--output", "json"))
         own_postgres.restart()
         innocents.wait_until(lambda: outbox.left() == 0, "it does not go on", within=PATIENCE)
         assert list(dict.fromkeys(large_ones(outbox))) == [*range(1, 5_001)]
@@ -82,7 +83,10 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
 
 @pytest.fixture
 def own_kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(server_folder / "full", classpath=kafka_classpath) as kafka:
+    kafka = EmbeddedKafka(server_folder / "full", classpath=kafka_classpath)
+    with no_file_above(12 * MIB):  # an index is made 10 MiB large
+        kafka.start()
+    with kafka:
         yield kafka
 
 
@@ -91,14 +95,15 @@ def test_kafka_that_has_no_room_ends_and_goes_on_when_it_has(
 ) -> None:
     outbox = make_outbox(database, bootstrap=own_kafka.bootstrap, topic=topic_prefix + "data", **MODES["single"])
     innocents = Innocents(outbox, tmp_path / "outbox.yaml")
-    with no_file_above(12 * MIB):  # an index is made 10 MiB large
-        own_kafka.restart()
     with innocents.harvested(kafka_producer={"compression.type": "none"}) as process:
         write_large(outbox, 8_000)
         innocents.write()
-        told = process.wait_for("error")
-        assert "Kafka" in told["error"]
-        innocents.stand(named=None)
+
+        def is_told() -> bool:
+            return any("can't reach Kafka" in event["error"] for event in process.events if event["event"] == "error")
+
+        innocents.wait_until(is_told, "nobody says that Kafka is gone", within=PATIENCE)
+        strict_json(innocents.command("status", "--output", "json"))
         own_kafka.restart()
         innocents.come_out(within=PATIENCE)
         innocents.wait_until(lambda: outbox.left() == 0, "it does not go on", within=PATIENCE)
