@@ -56,6 +56,10 @@ class Archive:
         self._execute("make")
         return [f"made {self._name.text('archive')}"]
 
+    def now(self) -> datetime:
+        """The time on the server's clock, by which records are archived: others' clocks may be wrong."""
+        return cast("datetime", self._value("now"))
+
     def tend(self, *, now: datetime, retention: float) -> list[str]:
         """Make the partitions of today and the days ahead, and drop what is older than `retention` (seconds); what was
         done, in words.

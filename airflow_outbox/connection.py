@@ -149,6 +149,13 @@ def connect(
             load_all_values(pooled)
             return pooled
         connection = OutboxConnection.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        if _pools_transactions(connection, settings):
+            connection.close()
+            raise PostgresError(
+                "the data source leads to a pooler that gives each transaction any session (PgBouncer in transaction "
+                "mode): settings of the session would be lost, and change what others do. Give the outbox a direct "
+                "connection"
+            )
         load_all_values(connection)
         durable = sql.SQL("on" if waits_for_standbys else "local")
         # Postgres gives out no bad UTF-8.
@@ -165,6 +172,18 @@ def connect(
             f"can't connect to Postgres: {_reason(error)}. Check the data source and that the server is up"
         ) from error
     return connection
+
+
+def _pools_transactions(connection: psycopg.Connection[Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a pooler gives two clients that are connected at the same time the same session. To be asked before
+    anything is set. A pooler that other clients keep busy may not show it.
+    """
+    query = cast("Any", statements("queries.sql")["backend_pid"])
+    row = connection.execute(query).fetchone()
+    if row is None or row[0] == connection.info.backend_pid:
+        return False
+    with psycopg.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row) as other:
+        return any(other.execute(query).fetchone() == connection.execute(query).fetchone() for _ in range(3))
 
 
 def parsed(data_source: str) -> dict[str, Any]:
@@ -212,6 +231,11 @@ def translated(name: OutboxName) -> Iterator[None]:
         raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
+    except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as error:
+        remedy = (
+            "The data source leads to a pooler (PgBouncer?) in transaction mode. Give the outbox a direct connection"
+        )
+        raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error
     except psycopg.errors.DiskFull as error:
         raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
     except psycopg.Error as error:

@@ -90,7 +90,7 @@ class ParkedTable:
         measured = render(statements("queries.sql")["measured"], self._name)
         query = self._render("due", **self._parts, measured=measured)
         values: dict[str, Any] = {"causes": self._causes, "of_all_lanes": of_all_lanes, "most_bytes": self._most_bytes}
-        values |= {"max_records": max_records, "max_bytes": max_bytes}
+        values |= {"max_records": max_records, "max_bytes": max_bytes, "longest_delay": _LONGEST_DELAY}
         with translated(self._name), self._connection.cursor(binary=True) as cursor:
             cursor.execute(query, values)
             return cast("list[OutboxRow]", cursor.fetchall())

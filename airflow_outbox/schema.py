@@ -7,7 +7,6 @@ SCHEMA_VERSION whole; each migration leads from one version to the next, in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal, cast, get_args
 
 import psycopg
@@ -175,7 +174,7 @@ def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: fl
         return []
     archive = Archive(connection, name)
     done = archive.make()
-    tended = archive.tend(now=datetime.now(UTC), retention=retention)
+    tended = archive.tend(now=archive.now(), retention=retention)
     return done or tended  # a new archive has new partitions: nobody needs to read their names
 
 

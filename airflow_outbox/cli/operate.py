@@ -160,6 +160,8 @@ def _dead_rows(status: OutboxStatus) -> str:
 def _leader(shard: ShardStatus, session_timeout: float) -> str:
     if shard.silent_for is None:
         return "nobody yet"
+    if shard.silent_for < 0:
+        return f"nobody; {shard.member} was last heard of before Postgres' clock was set back"
     if shard.silent_for > session_timeout:
         return f"nobody; {shard.member} was last heard of {_seconds(shard.silent_for)} ago"
     return f"{shard.member}{' (paused)' if shard.paused else ''}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
 
 from airflow_outbox.archive import Archive
 from airflow_outbox.connection import connect
@@ -38,4 +37,5 @@ async def tend_archive(config: HarvestConfig, *, leads: Callable[[], bool], comp
 
 def _tend(config: HarvestConfig) -> None:
     with closing(connect(config.data_source, purpose="archive")) as connection:
-        Archive(connection, config.name).tend(now=datetime.now(UTC), retention=config.archive_retention)
+        archive = Archive(connection, config.name)
+        archive.tend(now=archive.now(), retention=config.archive_retention)

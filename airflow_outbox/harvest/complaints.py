@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from confluent_kafka import KafkaError as BrokerError
@@ -92,6 +93,16 @@ def is_about_login(error: BrokerError) -> bool:
 def not_allowed(operation: str, resource: str, name: str) -> str:
     """What to say of a permission that Kafka's ACLs don't give."""
     return f"Kafka does not allow {operation} on {resource} {name}. {_ACLS}"
+
+
+def clocks_differ(topic: str) -> str:
+    """What to say when a broker finds that the records of a topic are of another time than its own."""
+    now = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
+    return (
+        f"Kafka refuses what is sent to topic {topic} because of its time: the clocks of the harvester, which says "
+        f"{now}, and of the broker differ by more than the topic's message.timestamp.after.max.ms or "
+        "message.timestamp.before.max.ms. Set the clock that is wrong"
+    )
 
 
 class NowAndThen:

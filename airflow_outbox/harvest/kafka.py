@@ -16,7 +16,15 @@ from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
 from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.complaints import CLIENT_ERRORS, REFUSALS, explained, not_allowed, raised, refused_settings
+from airflow_outbox.harvest.complaints import (
+    CLIENT_ERRORS,
+    REFUSALS,
+    clocks_differ,
+    explained,
+    not_allowed,
+    raised,
+    refused_settings,
+)
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.parking import Refusal
@@ -160,6 +168,9 @@ class KafkaLog:
 
     def _undelivered(self, record: MarkedRecord, error: object, *, certain: bool) -> PublishError:
         """`certain`: the record is the reason itself, if it is refused at all."""
+        if isinstance(error, BrokerError) and error.code() == BrokerError.INVALID_TIMESTAMP:
+            self._book.found_untimely(record.topic)
+            return PublishError(clocks_differ(record.topic))
         reason = self._why(record, error)
         if (isinstance(error, BrokerError) and error.code() in REFUSED) or isinstance(error, ValueError | TypeError):
             if isinstance(error, BrokerError) and error.code() == BrokerError.MSG_SIZE_TOO_LARGE:

@@ -139,7 +139,10 @@ class LedgerReader:
                 if offset >= end:
                     return records
             elif error.code() == BrokerError._AUTO_OFFSET_RESET:
-                raise HistoryError(f"the ledger does not hold offset {start} any more")
+                raise HistoryError(
+                    f"the ledger does not hold offset {start} any more: its records were deleted, by a request, or "
+                    "because its cleanup.policy is not compact"
+                )
             elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
                 raise KafkaError(not_allowed("READ", "topic", self._topic))
             elif not error.retriable() and not is_about_unused_group(error):

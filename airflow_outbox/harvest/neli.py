@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError as BrokerError
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.clients import CLIENT_SETTINGS
 from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import REFUSALS, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.complaints import REFUSALS, clocks_differ, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
 from airflow_outbox.names import is_kafkas_own
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.1, 0.25  # seconds between two heartbeats
 _HEARTBEATS_IN_TIMEOUT = 8
+# A heartbeat is well formed: what is refused as invalid is its time. (Only that of a batch of one is named so.)
+_UNTIMELY = (BrokerError.INVALID_TIMESTAMP, BrokerError.INVALID_RECORD, BrokerError._INVALID_DIFFERENT_RECORD)
 _CLOSING_TIME = 5.0
 _LEAVING_TIME = 1.0
 _LEAVING_POLL = 0.01
@@ -100,9 +102,17 @@ class NeliElection:
     """One member of the group. It joins when `changes` is first asked."""
 
     def __init__(
-        self, config: HarvestConfig, *, topic: str, partitions: int, group_id: str, on_error: Callable[[str], None]
+        self,
+        config: HarvestConfig,
+        *,
+        topic: str,
+        partitions: int,
+        group_id: str,
+        on_error: Callable[[str], None],
+        on_heartbeat: Callable[[bool], object] = lambda _: None,
     ) -> None:
-        """`on_error` is called in the event loop of `changes` with what Kafka complains of.
+        """`on_error` is called in the event loop of `changes` with what Kafka complains of; `on_heartbeat`, in some
+        thread, with whether Kafka took a heartbeat, or refused it because of its time.
 
         Raises KafkaError for settings it refuses. With tokens it waits for one: make it in a thread.
         """
@@ -112,6 +122,8 @@ class NeliElection:
         self._timeout = config.limits.heartbeat_timeout
         self._interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, self._timeout / _HEARTBEATS_IN_TIMEOUT))
         self._on_error = on_error
+        self._on_heartbeat = on_heartbeat
+        self._untimely: str | None = None  # what to say while Kafka refuses this member's time
         self._member = uuid4().bytes
         self._seats = {
             partition: _Seat(self._timeout, range(partition, config.shards, partitions))
@@ -140,6 +152,8 @@ class NeliElection:
             self._consumer = self._new_consumer()
         except REFUSALS as error:
             raise self._refused(error) from error
+        if self._heartbeats_are_possible:  # before the first one nobody knows
+            on_heartbeat(False)
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
 
     def standing(self, shard: int) -> Standing:
@@ -178,7 +192,9 @@ class NeliElection:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                if self._resigned is None:
+                if self._untimely is not None:
+                    self._ask_the_time()
+                elif self._resigned is None:
                     self._be_a_member()
                 else:
                     self._closing.wait(self._interval)
@@ -192,7 +208,7 @@ class NeliElection:
     def _be_a_member(self) -> None:
         self._lost_session = False
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        while not self._lost_session and self._resigned is None and not self._closing.is_set():
+        while not self._lost_session and not self._leaves and not self._closing.is_set():
             self._poll_once()
         if not self._lost_session:
             self._leave()
@@ -206,6 +222,17 @@ class NeliElection:
             except REFUSALS as error:  # as when there is no token now
                 self._in_loop(self._on_error, str(self._refused(error)))
                 self._closing.wait(1)
+
+    @property
+    def _leaves(self) -> str | None:
+        """Why this member lets others lead."""
+        return self._resigned or self._untimely
+
+    def _ask_the_time(self) -> None:
+        """Find out whether Kafka takes this member's time again, with heartbeats that count for nothing else."""
+        self._send_heartbeat(min(self._seats))
+        self._producer.poll(self._interval)
+        self._closing.wait(self._interval)
 
     def _leave(self) -> None:
         """Tell the group, which would wait for a member that has a name of its own and only closes."""
@@ -271,6 +298,12 @@ class NeliElection:
             logger.debug("heartbeat not sent: %s", error)  # the one that is not read back will tell
 
     def _heartbeat_sent(self, error: BrokerError | None, _: Message) -> None:
+        is_untimely = error is not None and error.code() in _UNTIMELY
+        if is_untimely or error is None:
+            self._on_heartbeat(not is_untimely)
+            self._untimely = clocks_differ(self._topic) if is_untimely else None
+        if self._untimely is not None:
+            self._in_loop(self._on_error, self._untimely)
         if error is not None and error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
             self._in_loop(self._on_error, not_allowed("WRITE", "topic", self._topic))
 
@@ -319,7 +352,7 @@ class NeliElection:
         with self._lock:
             for seat in seats:
                 seat.questions.clear()
-                reason = (self._resigned,) if self._resigned is not None else ()
+                reason = (self._leaves,) if self._leaves is not None else ()
                 self._tell(seat, seat.candidate.revoked(*reason))
         deadline = time.monotonic() + self._timeout
         for seat in seats:

@@ -139,6 +139,7 @@ async def harvest(
         partitions=partitions,
         group_id=names.leader_group_id,
         on_error=complain,
+        on_heartbeat=book.heartbeat_was_timely,
     )
     harvester = Harvester(
         table=table,

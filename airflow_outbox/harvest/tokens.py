@@ -10,6 +10,7 @@ do what this process can't, such as reading Airflow's connections, fetches them 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -41,6 +42,19 @@ class Token:
     replace_at: float
     principal: str = ""
     extensions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _came_at: float = field(default_factory=time.monotonic)
+    _seconds: float = math.inf  # for how long it was valid when it came
+
+    @property
+    def expires_in(self) -> float:
+        """In how many seconds it expires, at the latest: the clock may have been set since it came."""
+        return min(self.expires_at - time.time(), self._came_at + self._seconds - time.monotonic())
+
+    @property
+    def replace_in(self) -> float:
+        """In how many seconds it is to be replaced, likewise."""
+        left = self._came_at + _PART_OF_LIFE * self._seconds - time.monotonic()
+        return min(self.replace_at - time.time(), left)
 
     @classmethod
     def of(cls, answer: object) -> Self:
@@ -61,9 +75,11 @@ class Token:
                 raise TokenError("oauth_cb must return (token, expires_at[, principal[, extensions]])")
         now = time.time()
         if expires_at <= now:
-            raise TokenError(f"the token that came expired {now - expires_at:.0f} s ago")
+            raise TokenError(f"the token that came expired {now - expires_at:.0f} s ago by this machine's clock")
         replace_at = now + _PART_OF_LIFE * (expires_at - now)
-        return cls(text, float(expires_at), replace_at, str(principal or ""), dict(extensions or {}))
+        return cls(
+            text, float(expires_at), replace_at, str(principal or ""), dict(extensions or {}), _seconds=expires_at - now
+        )
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> Self:
@@ -136,13 +152,13 @@ class FetchedTokens(TokenSource):
 
     def __call__(self, config: str | None) -> TokenTuple:
         with self._lock:
-            if self._token is None or self._token.replace_at <= time.time():
+            if self._token is None or self._token.replace_in <= 0:
                 try:
                     self._token = fetch_token(self._callback, config or "")
                     self.failure = None
                 except TokenError as error:
                     self._failed(str(error))
-                    if self._token is None or self._token.expires_at - _LAST_MOMENT <= time.time():
+                    if self._token is None or self._token.expires_in <= _LAST_MOMENT:
                         raise
             return self._token.as_tuple()
 
@@ -177,12 +193,12 @@ class RelayedTokens(TokenSource):
         """The newest token; waits for the next when it is to be replaced, or when there is none yet."""
         deadline = time.monotonic() + _PATIENCE
         with self._arrival:
-            while (token := self._token) is None or token.replace_at <= time.time():
+            while (token := self._token) is None or token.replace_in <= 0:
                 left = deadline - time.monotonic()
                 if token is not None:
-                    left = min(left, token.expires_at - _LAST_MOMENT - time.time())
+                    left = min(left, token.expires_in - _LAST_MOMENT)
                 if left <= 0:
-                    if token is None or token.expires_at <= time.time():
+                    if token is None or token.expires_in <= 0:
                         raise TokenError(self.failure)
                     return token.as_tuple()
                 self._arrival.wait(left)

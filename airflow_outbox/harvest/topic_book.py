@@ -14,6 +14,10 @@ takes no record without a key.
 Topics that are not there are refused at once, however many they are. Brokers that create topics on demand are asked to
 do so in the background; only for a few names, and for a tenth of the time at most, a look-up waits for that.
 
+A topic may find all records too old or too new: the clocks of its broker and of the harvester differ, or it allows very
+little (`found_untimely`). It is set aside when a heartbeat shows that Kafka takes the harvester's time elsewhere. While
+heartbeats are refused, too, the harvester's own clock is wrong: nothing is set aside for that.
+
 One book lasts as long as the process, and may be used by several threads. While one of them asks Kafka, the others go
 on with what is known.
 """
@@ -21,6 +25,7 @@ on with what is known.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -34,7 +39,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import not_allowed
+from airflow_outbox.harvest.complaints import clocks_differ, not_allowed
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.harvest.record_sizes import (
     Row,
@@ -61,6 +66,7 @@ _LEADER_TIME = 3.0  # a broker that comes back takes its partitions up one after
 _LEADER_POLL = 0.2
 _MOST_IN_VAIN = 5
 _MINUTE = 60.0
+_SET_ASIDE_FOR = 4.0  # a topic that finds all records untimely, at least; less than until its first retry
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 
 
@@ -109,6 +115,9 @@ class TopicBook:
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
         self._too_large: set[int] = set()  # records that a broker found to be, by hash
         self._not_added: dict[str, Refusal] = {}  # topics that Kafka did not let into a transaction
+        self._untimely: dict[str, float] = {}  # topics that refused records for their time, and since when
+        self._timely_at = math.inf  # when Kafka last took a heartbeat, if there are any
+        self._set_aside_until: dict[str, float] = {}
         self._in_vain: deque[float] = deque(maxlen=_MOST_IN_VAIN)  # when records were found too large that were tried
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
@@ -158,6 +167,19 @@ class TopicBook:
             self._topics.pop(topic, None)
             self._plain.discard(topic)
 
+    def found_untimely(self, topic: str) -> None:
+        """Kafka has refused records of this topic because of their time."""
+        self.doubt(topic)
+        with self._lock:
+            self._untimely.setdefault(topic, time.monotonic())
+
+    def heartbeat_was_timely(self, is_timely: bool) -> None:
+        """Whether Kafka took a heartbeat, or refused it because of its time."""
+        with self._lock:
+            self._timely_at = time.monotonic() if is_timely else -math.inf
+            if not is_timely:
+                self._untimely.clear()
+
     def found_too_large(
         self, topic: str, key: str | bytes | None, value: str | bytes | None, *, batch_size: int
     ) -> None:
@@ -189,14 +211,23 @@ class TopicBook:
                 for known in (self._topics, self._plain, self._too_large, self._supposed, self._not_added):
                     known.clear()
                 self._find_smallest()
-            if again:
-                for name in names:
+            self._set_untimely_aside()
+            for name in names if again else ():
+                if self._set_aside_until.get(name, 0) < time.monotonic():
                     self._not_added.pop(name, None)
             topics = {} if again else {name: self._topics[name] for name in names if name in self._topics}
         if unknown := names - topics.keys():
             topics |= self._look_up(unknown)
         with self._lock:
             return {row[0]: refusal for row in rows if (refusal := self._refusal(row, topics[row[1]])) is not None}
+
+    def _set_untimely_aside(self) -> None:
+        for name, since in list(self._untimely.items()):
+            if since < self._timely_at:
+                del self._untimely[name]
+                self._topics.pop(name, None)
+                self._not_added[name] = Refusal(Cause.CLOCK, clocks_differ(name))
+                self._set_aside_until[name] = time.monotonic() + _SET_ASIDE_FOR
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
         """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""

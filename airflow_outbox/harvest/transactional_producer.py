@@ -21,6 +21,7 @@ from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError,
 from airflow_outbox.harvest.complaints import (
     CLIENT_ERRORS,
     REFUSALS,
+    clocks_differ,
     explained,
     not_allowed,
     raised,
@@ -122,16 +123,18 @@ def _refusal(error: BrokerError, transactional_id: str) -> str:
 
 
 class _Additions(logging.Handler):
-    """Which topics Kafka did not let into the transaction, and why, by what the client logs of it: its error names
-    none. All that it logs is passed on.
+    """Which topics Kafka did not let into the transaction, and why, and which found their records `untimely`, by what
+    the client logs of it: its error names none. All that it logs is passed on.
     """
 
+    _UNTIMELY = re.compile(r"ProduceRequest for (\S+) \[\d+\] .*\(INVALID_TIMESTAMP\)")
     _LINE = re.compile(r'Failed to add partition "([^"]+)" \[\d+\] to transaction: (.*)')
     _REASONS = frozenset(BrokerError(code).str() for code in REFUSED)
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, str] = {}
+        self.untimely: set[str] = set()
         self.logger = logging.Logger(logger.name, logging.WARNING)
         self.logger.addHandler(self)
 
@@ -139,6 +142,8 @@ class _Additions(logging.Handler):
         found = self._LINE.search(record.getMessage())
         if found is not None and found[2] in self._REASONS:  # others fare badly because of those, or all do
             self.refused[found[1]] = found[2]
+        if (found := self._UNTIMELY.search(record.getMessage())) is not None:
+            self.untimely.add(found[1])
         if logger.isEnabledFor(record.levelno):
             logger.handle(record)
 
@@ -346,7 +351,16 @@ class TransactionalProducer:
         """The producer is of no use any more: for a record that was refused, or else for this reason."""
         error = self._transaction.given_up(Call.PUBLISH, reason)
         self._book.is_in_doubt = True
-        return self._refused_topics() or self._refused or error
+        return self._untimely_topics() or self._refused_topics() or self._refused or error
+
+    def _untimely_topics(self) -> KafkaError | None:
+        """What to raise when Kafka refused records because of their time; the book knows the topics then."""
+        topics = sorted(self._additions.untimely)
+        if self._ledger[0] in topics:  # so nothing can be set aside
+            return KafkaError(f"the ledger was not written: {clocks_differ(self._ledger[0])}")
+        for topic in topics:
+            self._book.found_untimely(topic)
+        return KafkaError(clocks_differ(topics[0])) if topics else None
 
     def _refused_topics(self) -> RecordsRefusedError | None:
         """What to raise when Kafka did not let topics of records into the transaction; the book knows them then."""
@@ -426,6 +440,8 @@ class TransactionalProducer:
     def _delivered(self, error: BrokerError | None, message: Message) -> None:
         topic = cast("str", message.topic())
         if error is not None:
+            if error.code() == BrokerError.INVALID_TIMESTAMP:
+                self._additions.untimely.add(topic)
             if error.code() in REFUSED:
                 self._doubt(error, message)
                 known = isinstance(self._refused, RecordsRefusedError)
@@ -455,6 +471,9 @@ class TransactionalProducer:
             self._offset = cast("int", message.offset())
         elif error.code() == BrokerError._PURGE_QUEUE:
             self._purged = True
+        elif error.code() == BrokerError.INVALID_TIMESTAMP:
+            self._additions.untimely.add(self._ledger[0])
+            self._refused = KafkaError(clocks_differ(self._ledger[0]))
         elif self._refused is None:
             self._refused = KafkaError(self._not_written(error))
 

@@ -43,6 +43,10 @@ DROP TABLE {partition}
 -- Deletes from the default partition what is to be kept no longer.
 DELETE FROM {default} WHERE archived_at < %(oldest)s
 
+-- now --
+-- The time of the server, which dates what is archived.
+SELECT pg_catalog.clock_timestamp()
+
 -- default_records --
 -- How many records stand in the default partition, as far as a look at the first ones tells.
 SELECT count(*) FROM (SELECT FROM {default} LIMIT 1000) AS records

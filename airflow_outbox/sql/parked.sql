@@ -40,13 +40,14 @@ leader_id = %(view)s
 -- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
 -- those of the topic, of each lane up to the first record that has a cause of its own: it waits for its own retry, and must not take up
 -- the room of others; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
--- number in the parked table in place of the id, and no more than it takes to reach max_bytes. By joins: Postgres compares each row with
--- each one asked for, where it takes a subquery in
+-- number in the parked table in place of the id, and no more than it takes to reach max_bytes. A time further ahead than any delay is of
+-- a clock that was set back since: it is now. By joins: Postgres compares each row with each one asked for, where it takes a subquery in
 -- an OR for large. Records without a key have a branch of their own, for USING joins no nulls.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
     FROM {parked}
-    WHERE discarded_at IS NULL AND (requested = 'retry' OR retry_at <= clock_timestamp())
+    WHERE discarded_at IS NULL AND (
+        requested = 'retry' OR retry_at <= clock_timestamp() OR retry_at > clock_timestamp() + %(longest_delay)s * interval '1 second')
     ORDER BY number
     LIMIT %(max_records)s
 ), refused AS MATERIALIZED (

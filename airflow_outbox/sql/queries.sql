@@ -337,12 +337,13 @@ RETURNING incarnation, highest_id
 
 -- running_harvester --
 -- The member that the fence row names, if one of its sessions is still there, or if it was heard of in the last seconds; no row otherwise.
+-- A heartbeat of the future is older than a clock that was set back.
 SELECT member, extract(epoch FROM clock_timestamp() - heartbeat_at)::double precision
 FROM {leader}
 WHERE shard = %(shard)s AND (
     EXISTS (SELECT FROM jsonb_to_recordset(backends) AS known (pid integer, started timestamptz)
             JOIN pg_stat_activity AS session ON session.pid = known.pid AND session.backend_start = known.started)
-    OR heartbeat_at > clock_timestamp() - make_interval(secs => %(silence)s))
+    OR heartbeat_at BETWEEN clock_timestamp() - make_interval(secs => %(silence)s) AND clock_timestamp())
 FOR UPDATE
 
 -- copied --
@@ -504,7 +505,7 @@ SELECT nspname, (
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass(%(table)s)
 
 -- backend_pid --
-SELECT pg_backend_pid()
+SELECT pg_catalog.pg_backend_pid()
 
 -- sequence_cache --
 -- How many ids a session draws at once.

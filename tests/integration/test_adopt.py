@@ -25,6 +25,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
 from airflow_outbox.harvest.protocol.ledger import Ledger, LedgerRecord
 from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.records import Snapshot
 from airflow_outbox.table import OutboxTable
 
 FOREIGN = ("theirs", "not json")
@@ -74,15 +75,33 @@ class Damaged:
             producer.produce(self.names.ledger_topic, value, key, 0)
         assert producer.flush(20) == 0
 
+    def commit_unpurged(self, first: int, last: int) -> int:
+        """Write what a leader has written that is killed before it deletes the records from the first to the last one
+        that wait; the offset where that begins.
+        """
+        ledger = self.ledger()
+        assert ledger.head is not None
+        ids = [number for (number,) in self.outbox.query("SELECT id FROM outbox ORDER BY id")][first : last + 1]
+        (snapshot,) = self.outbox.query("SELECT pg_current_snapshot()::text")[0]
+        batch, seen = ledger.head.batch + 1, Snapshot.parse(snapshot)
+        entry = replace(ledger.entries[-1], batch=batch, snapshot=seen, runs=((ids[0], ids[-1]),))
+        told = replace(ledger.head, batch=batch, highest_id=ids[-1])
+        self.write([*entry.records(), told.record()])
+        return ledger.end
+
     def delete_all(self) -> None:
+        self.delete_before(-1)
+
+    def delete_before(self, offset: int) -> None:
+        """Delete the ledger's records before an offset; -1 is its end."""
         admin = AdminClient({"bootstrap.servers": self.outbox.bootstrap})
         topic = self.names.ledger_topic
         entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result()
         time.sleep(0.5)  # until then the broker may still refuse to delete from a compacted topic
-        everything = TopicPartition(topic, 0, -1)
-        admin.delete_records([everything])[everything].result()
+        records = TopicPartition(topic, 0, offset)
+        admin.delete_records([records])[records].result()
 
 
 @pytest.fixture
@@ -107,6 +126,30 @@ def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
     assert "does not hold offset" in adopted.differences[0]
     damaged.drain()
     assert damaged.outbox.by_key() == once()
+    assert damaged.adopt() is None
+
+
+def test_a_ledger_whose_witnessed_part_was_deleted_is_none_the_worse(damaged: Damaged) -> None:
+    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_leader")
+    assert witnessed > 0
+    damaged.delete_before(witnessed)
+    damaged.drain()
+    assert damaged.outbox.by_key() == once()
+    assert damaged.adopt() is None
+
+
+def test_a_ledger_that_was_deleted_up_to_the_middle_of_what_is_not_purged(damaged: Damaged) -> None:
+    """As if a leader had been killed before it deleted ids 21 to 30, and 31 to 40."""
+    first, second = damaged.commit_unpurged(0, 9), damaged.commit_unpurged(10, 19)
+    damaged.delete_before(second)
+    assert first < second
+    damaged.is_refused("does not hold offset")
+    adopted = damaged.adopt()
+    assert adopted is not None
+    assert "does not hold offset" in adopted.differences[0]
+    left = [number for (number,) in damaged.outbox.query("SELECT kafka_value::int FROM outbox ORDER BY id")]
+    assert left == list(range(20, 30)), "what the rest of the ledger says is published comes once more"
+    damaged.drain()
     assert damaged.adopt() is None
 
 

@@ -9,8 +9,8 @@ record and what follows it in its lane *wait* in the parked table, in id order, 
                            ▲     │ retry: publish from the head of the queue
                            └─────┘ refused again
 
-A refusal of the topic (it is not there, or may not be written to) parks the topic: all its lanes, without a new refusal
-for each.
+A refusal of the topic (it is not there, may not be written to, or finds the harvester's clock wrong) parks the topic:
+all its lanes, without a new refusal for each.
 
 Invariants:
 
@@ -53,6 +53,7 @@ class Cause(StrEnum):
     UNKNOWN_TOPIC = "unknown_topic"
     NOT_AUTHORIZED = "not_authorized"
     UNAVAILABLE = "unavailable"
+    CLOCK = "clock"
     PARTITION = "partition"
     TOO_LARGE = "too_large"
     UNTRIED = "untried"
@@ -62,7 +63,13 @@ class Cause(StrEnum):
     @property
     def is_of_the_topic(self) -> bool:
         """Whether no record of the topic can be published."""
-        return self in (Cause.TOPIC_NAME, Cause.UNKNOWN_TOPIC, Cause.NOT_AUTHORIZED, Cause.UNAVAILABLE)
+        return self in (
+            Cause.TOPIC_NAME,
+            Cause.UNKNOWN_TOPIC,
+            Cause.NOT_AUTHORIZED,
+            Cause.UNAVAILABLE,
+            Cause.CLOCK,
+        )
 
     @property
     def can_pass(self) -> bool:
@@ -71,6 +78,7 @@ class Cause(StrEnum):
             Cause.UNKNOWN_TOPIC,
             Cause.NOT_AUTHORIZED,
             Cause.UNAVAILABLE,
+            Cause.CLOCK,
             Cause.PARTITION,
             Cause.UNTRIED,
             Cause.SPREAD,
