@@ -1,6 +1,5 @@
-"""Bad days of the servers and of the machines around them: clocks that differ, too few replicas, no room on a disk, a
-pooler between, a ledger that somebody has emptied. Nothing is lost or doubled, an operator is told what is wrong, and
-harvesting goes on by itself when that has passed.
+"""Bad days of the servers and of the machines around them: clocks that differ, and a pooler between. Nothing is lost or
+doubled, an operator is told what is wrong, and harvesting goes on by itself when that has passed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from airflow_outbox.table import OutboxTable
 HOUR = 3600
 ANY_TIME = {"message.timestamp.after.max.ms": str(24 * HOUR * 1000)}
 """Lets a topic take records that are ahead of its broker's clock; others take an hour at most."""
-TOO_FEW_REPLICAS = {"min.insync.replicas": "2"}
 KEYS = 8
 
 
