@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from distribution import Scheduling, in_order, room
 from hypothesis import settings
+from psycopg.conninfo import make_conninfo
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=1000, help="how many simulated histories to run (default: %(default)s)"
     )
+    parser.addoption("--server", help="another server for tests that need one database; a superuser's connection string")
     parser.addoption("--seed", type=int, help="the only simulated history to run")
     parser.addoption(
         "--faults",
@@ -175,11 +178,15 @@ def kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture
-def database(postgres: EmbeddedPostgres) -> Iterator[str]:
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
     """The connection string of an empty database, for this test alone."""
+    server = request.config.getoption("--server") or request.getfixturevalue("postgres").dsn()
     name = f"test_{uuid.uuid4().hex[:12]}"
-    yield postgres.create_database(name)
-    postgres.drop_database(name)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    yield make_conninfo(server, dbname=name)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
 
 
 @pytest.fixture
