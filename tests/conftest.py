@@ -52,7 +52,7 @@ settings.load_profile("busy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=1000, help="how many simulated histories to run (default: %(default)s)"
+        "--seeds", type=int, default=500, help="how many simulated histories to run (default: %(default)s)"
     )
     parser.addoption("--server", help="another server for tests that need one database; a superuser's connection string")
     parser.addoption("--seed", type=int, help="the only simulated history to run")

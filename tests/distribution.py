@@ -16,18 +16,21 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 ALONE = (
-    "tests/faults/test_late_requests.py",
     "tests/faults/test_librdkafka.py",
     "tests/faults/test_long_transactions.py",
     "tests/faults/test_markers.py",
     "tests/faults/test_poison.py",
     "tests/faults/test_refused_by_the_broker.py",
-    "tests/faults/test_renewal.py",
     "tests/faults/test_take_over.py",
     "tests/faults/test_turns.py",
     "tests/faults/test_zombies.py",
-    "tests/hostile/",
-    "tests/secure/",
+    "tests/hostile/test_memory.py",
+    "tests/hostile/test_quotas.py",
+    "tests/hostile/test_refused_by_the_broker.py",
+    "tests/hostile/test_rows.py",
+    "tests/hostile/test_topics.py",
+    "tests/secure/test_bad_days.py",
+    "tests/secure/test_bad_starts.py",
     "tests/integration/airflow/",
 )
 """What bounds seconds, or has sessions that a busy machine ends. Airflow is the last: it idles noisily to the end."""
@@ -42,7 +45,9 @@ DIVIDED = (
 LONGEST_FIRST = (
     "tests/faults/spark/",
     "tests/integration/spark/",
+    "tests/integration/test_demo.py",
     "tests/faults/",
+    "tests/secure/",
     "tests/integration/",
     "tests/simulation/",
 )

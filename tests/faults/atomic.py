@@ -25,6 +25,7 @@ from harvesting import PARTITIONS, Outbox
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
 
+_MOST_LEFT = 3_000  # records; or a busy machine drains for minutes what was written meanwhile
 _WRITERS = 4
 
 
@@ -66,6 +67,8 @@ class InterleavedLoad:
     def _run(self) -> None:
         while not self._ending.is_set():
             self.write_some()
+            while self._outbox.left() > _MOST_LEFT and not self._ending.wait(0.05):
+                pass
 
     def write_some(self) -> None:
         """As many transactions as there are writers, all open at once."""

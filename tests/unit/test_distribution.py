@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("tests/unit/test_names.py::test_one[a/b]", "tests/unit/test_names.py"),
         ("tests/integration/spark/test_batch.py::test_one", "tests/integration/spark/"),
-        ("tests/secure/test_acls.py::test_one", "alone"),
+        ("tests/secure/test_bad_days.py::test_one", "alone"),
         ("tests/simulation/test_planted.py::test_one[a::b]", "tests/simulation/test_planted.py::test_one[a::b]"),
     ],
 )
@@ -32,7 +32,7 @@ def test_every_place_that_is_named_has_tests(place: str) -> None:
 def test_what_is_alone_waits_for_others_and_lets_none_begin(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    alone, other = "tests/secure/test_acls.py::test_one", "tests/unit/test_names.py::test_one"
+    alone, other = "tests/secure/test_bad_days.py::test_one", "tests/unit/test_names.py::test_one"
 
     def begins(nodeid: str) -> threading.Event:
         begun = threading.Event()
