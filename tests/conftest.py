@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=500, help="how many simulated histories to run (default: %(default)s)"
     )
-    parser.addoption("--server", help="another server for tests that need one database; a superuser's connection string")
+    parser.addoption("--server", help="another server (a superuser, in libpq form) for tests that need one database")
     parser.addoption("--seed", type=int, help="the only simulated history to run")
     parser.addoption(
         "--faults",
@@ -88,6 +88,9 @@ LONG_FORM = {
         "no_effect[take over-",
         "witness_of_long_ago_is_not_recorded",
     ),
+    "hostile/test_brokers_away.py": ("[at least once",),
+    "hostile/test_memory.py": ("[atomic]",),
+    "hostile/test_topics.py": ("hold_nobody_up[atomic]",),
     "integration/airflow/test_published.py": ("triggerers_death",),
     "integration/airflow/test_triggerers.py": ("[with its processes]",),
     "integration/audit/test_memory.py": ("[999]",),

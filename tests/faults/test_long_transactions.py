@@ -22,7 +22,7 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres
 
 RATE = 2_000  # records/s
 TRANSACTION = 20  # records
-SECONDS = {"short": 60, "long": 1800}
+SECONDS = {"short": 45, "long": 1800}
 _SAMPLE = 12.0  # seconds
 
 

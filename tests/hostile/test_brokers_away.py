@@ -125,6 +125,8 @@ def test_a_topic_that_lacks_a_broker_waits_and_comes_back(
             second.kill()  # amid transactions
             threading.Event().wait(1)
         innocents.come_out(within=SET_ASIDE)
+        away = "SELECT true FROM outbox_parked WHERE cause = 'unavailable' LIMIT 1"
+        innocents.wait_until(lambda: outbox.query(away) == [(True,)], "it is not set aside", within=SET_ASIDE)
         innocents.around(sick.write)  # from now on nobody waits
         innocents.stand(named="unavailable")
         second.start()
