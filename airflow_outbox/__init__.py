@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from airflow_outbox.records import OutboxRecord, Ticket
 from airflow_outbox.stash import stash
 from airflow_outbox.tickets import published
+from airflow_outbox.values.records import OutboxRecord, Ticket
 
 __all__ = ["OutboxRecord", "Ticket", "__version__", "published", "stash"]
 

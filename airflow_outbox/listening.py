@@ -34,7 +34,6 @@ from airflow_outbox.awaited import GREETING_INTERVAL, LOOK_INTERVAL, Account, Aw
 from airflow_outbox.connection import translated
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Ticket
 from airflow_outbox.sessions import Connect, Session, connected
 from airflow_outbox.tickets import (
     GAVE_UP,
@@ -46,6 +45,7 @@ from airflow_outbox.tickets import (
     left_of,
     values_of,
 )
+from airflow_outbox.values.records import Ticket
 
 MOST_STATEMENTS = 17
 _BURST = 2

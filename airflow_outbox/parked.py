@@ -18,10 +18,10 @@ from airflow_outbox.connection import Column, render, storable, translated
 from airflow_outbox.errors import FencedError
 from airflow_outbox.keeping import archived, kept_columns
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import Length, OutboxRow
-from airflow_outbox.records import Snapshot
 from airflow_outbox.sql import statements
 from airflow_outbox.table import SHARD
+from airflow_outbox.values.pages import Length, OutboxRow
+from airflow_outbox.values.records import Snapshot
 
 Lane = tuple[str, str | bytes | None]
 _LONGEST_DELAY = 600.0

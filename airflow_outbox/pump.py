@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from airflow_outbox.connection import connect, located, translated
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.records import OutboxRecord
 from airflow_outbox.stash import stash
+from airflow_outbox.values.records import OutboxRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

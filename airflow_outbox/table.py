@@ -24,14 +24,14 @@ from airflow_outbox.errors import (
     SchemaVersionError,
     TakeOverError,
 )
-from airflow_outbox.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.keeping import archived
 from airflow_outbox.loaded_rows import is_guarded
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading
-from airflow_outbox.records import Snapshot
 from airflow_outbox.soundness import require_sound
 from airflow_outbox.sql import statements
+from airflow_outbox.values.fence import Fence, Flushed, History, Pulse, Request, Witness
+from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading
+from airflow_outbox.values.records import Snapshot
 
 SCHEMA_VERSION = 6
 SHARD = 0

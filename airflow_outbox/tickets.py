@@ -32,8 +32,8 @@ from psycopg.rows import tuple_row
 from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBackError, TicketRefusedError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Snapshot, Ticket
 from airflow_outbox.sql import statements
+from airflow_outbox.values.records import Snapshot, Ticket
 
 MOST_COUNTED = 100_000
 """Of how many records it is counted at most what is left: the time that takes is bounded so."""

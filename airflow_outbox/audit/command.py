@@ -15,7 +15,7 @@ from airflow_outbox.audit.findings import AuditReport, Kind
 from airflow_outbox.audit.scene import AuditRequest
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.terminal import as_json, as_yaml, escaped
+from airflow_outbox.values.terminal import as_json, as_yaml, escaped
 
 Audit = Callable[[HarvestConfig, AuditRequest], AuditReport]
 

@@ -11,7 +11,7 @@ from airflow_outbox.adopt import adopt
 from airflow_outbox.cli.common import clear_errors, config_file
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.new_outbox import Copied, make_new_outbox
-from airflow_outbox.terminal import escaped
+from airflow_outbox.values.terminal import escaped
 
 
 @click.command("adopt")

@@ -30,7 +30,7 @@ from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
-from airflow_outbox.terminal import escaped
+from airflow_outbox.values.terminal import escaped
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

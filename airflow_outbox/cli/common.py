@@ -13,7 +13,7 @@ import psycopg
 from airflow_outbox.connection import connect
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.terminal import escaped
+from airflow_outbox.values.terminal import escaped
 
 config_file = click.option(
     "-f",

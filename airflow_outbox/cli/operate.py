@@ -18,7 +18,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.parked_requests import ParkedCounts
 from airflow_outbox.pump import Load, pump
 from airflow_outbox.status import OutboxStatus, ShardStatus, ask_handover, ask_pause, read_status
-from airflow_outbox.terminal import as_json, escaped
+from airflow_outbox.values.terminal import as_json, escaped
 
 _HANDOVER_PATIENCE = 30.0
 _WIDTH_IN_FILES = 250

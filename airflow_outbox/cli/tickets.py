@@ -11,8 +11,8 @@ import psycopg
 
 from airflow_outbox.connection import located
 from airflow_outbox.names import OutboxName
-from airflow_outbox.terminal import escaped
 from airflow_outbox.tickets import TicketState, ticket_status
+from airflow_outbox.values.terminal import escaped
 
 _NOT_PUBLISHED = 3
 

@@ -37,7 +37,6 @@ from itertools import chain
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
-from airflow_outbox.fence import Fence, Flushed, Pulse, Witness, recorded_ids
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
@@ -60,8 +59,9 @@ from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.pages import Length, OutboxRow, Page, count_within, total_size
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness, recorded_ids
+from airflow_outbox.values.pages import Length, OutboxRow, Page, count_within, total_size
+from airflow_outbox.values.records import Snapshot
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 6  # batches, or more where they are small

@@ -27,12 +27,12 @@ from airflow_outbox.errors import (
     PostgresUnreachableError,
     RecordsRefusedError,
 )
-from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Election, Events, Table
 from airflow_outbox.harvest.protocol.election import Lead
 from airflow_outbox.harvest.term import Term
+from airflow_outbox.values.fence import Fence
 
 SHARD = 0
 _PROGRESS_INTERVAL = 1.0

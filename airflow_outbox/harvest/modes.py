@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 from uuid import UUID
 
-from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Events, Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
@@ -29,6 +28,7 @@ from airflow_outbox.harvest.protocol.recovery import require_history
 from airflow_outbox.harvest.protocol.stamps import StampNames
 from airflow_outbox.harvest.row_marks import RowMarksTerm
 from airflow_outbox.harvest.term import Term
+from airflow_outbox.values.fence import Fence
 
 _LONGEST_SENDING = 5.0
 _SHARE_OF_TIMEOUT = 6  # of the time that Kafka gives a transaction

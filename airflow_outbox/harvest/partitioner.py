@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.values.pages import OutboxRow
 
 _MOST_KEYS = 100_000
 _JUDGED_AT_ONCE = 40_000  # records

@@ -6,8 +6,8 @@ import lzma
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_outbox.pages import OutboxRow
 from airflow_outbox.table import MarkedRecord
+from airflow_outbox.values.pages import OutboxRow
 
 Row = OutboxRow | MarkedRecord
 

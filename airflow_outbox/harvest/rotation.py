@@ -14,7 +14,7 @@ from typing import Protocol
 from airflow_outbox.errors import KafkaError, StuckTransactionsError
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.turns import Place, Turns
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.values.pages import OutboxRow
 
 _ASKING_INTERVAL = 0.002
 _LONGEST_ASKING_INTERVAL = 0.1

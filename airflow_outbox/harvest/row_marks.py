@@ -29,7 +29,6 @@ from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from airflow_outbox.errors import OutboxError, RecordsRefusedError
-from airflow_outbox.fence import Request
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
@@ -37,6 +36,7 @@ from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
 from airflow_outbox.table import MarkedRecord
+from airflow_outbox.values.fence import Request
 
 
 class _ParkedRecord(MarkedRecord):

@@ -19,9 +19,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.fence import Flushed, Pulse, Request, Witness
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table
+from airflow_outbox.values.fence import Flushed, Pulse, Request, Witness
 
 ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0

@@ -18,7 +18,7 @@ from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional_producer import CALLS_UNTIL_STUCK, TransactionalProducer, fence_producer
 from airflow_outbox.harvest.worker import Worker
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.values.pages import OutboxRow
 
 
 def transactional_ids(

@@ -35,7 +35,7 @@ from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transac
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.worker import Worker
-from airflow_outbox.pages import SIZE, OutboxRow
+from airflow_outbox.values.pages import SIZE, OutboxRow
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import psycopg
 
 from airflow_outbox.connection import render, translated
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Ticket
 from airflow_outbox.sql import statements
+from airflow_outbox.values.records import Ticket
 
 
 def commit_id(task: Any) -> str:

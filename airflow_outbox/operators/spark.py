@@ -23,16 +23,16 @@ except ImportError as error:
         "OutboxSparkSubmitOperator needs Spark and its provider. Run: pip install 'airflow-outbox[spark]'"
     ) from error
 
-from airflow_outbox.environment import without_airflow
 from airflow_outbox.errors import ConfigurationError, JobError
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Ticket
 from airflow_outbox.spark import settings
 from airflow_outbox.spark.data_source import offered
 from airflow_outbox.spark.package import packed
 from airflow_outbox.stash import stash
+from airflow_outbox.values.environment import without_airflow
+from airflow_outbox.values.records import Ticket
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

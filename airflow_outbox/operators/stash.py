@@ -15,9 +15,9 @@ from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import OutboxRecord
 from airflow_outbox.sql import statements
 from airflow_outbox.stash import stash
+from airflow_outbox.values.records import OutboxRecord
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context

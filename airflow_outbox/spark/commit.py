@@ -11,12 +11,12 @@ import psycopg
 from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import JobError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Ticket
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows
 from airflow_outbox.spark.stashing import Statements, stash_rows, stash_text
 from airflow_outbox.sql import statements
+from airflow_outbox.values.records import Ticket
 
 _NEW_CHECKPOINT = "give the query a new checkpointLocation, and let its source begin behind what is committed"
 

@@ -16,7 +16,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
-from airflow_outbox.environment import without_airflow
+from airflow_outbox.values.environment import without_airflow
 
 # -P: the triggerer's working folder is no place to import from.
 COMMAND = (sys.executable, "-P", "-m", "airflow_outbox.harvest")

@@ -15,8 +15,8 @@ from airflow_outbox.errors import OutboxError, ParkedError
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.listening import listener
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Ticket
 from airflow_outbox.tickets import TicketState
+from airflow_outbox.values.records import Ticket
 
 
 class OutboxPublishedTrigger(BaseTrigger):

@@ -20,8 +20,8 @@ from faults.late import LateScene
 from faults.load import Witness
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.records import Snapshot
 from airflow_outbox.tickets import published
+from airflow_outbox.values.records import Snapshot
 
 HELD_BACK = 10.0
 """Seconds."""

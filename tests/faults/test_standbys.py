@@ -23,11 +23,11 @@ from airflow_outbox.connection import connect
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import PostgresError
-from airflow_outbox.fence import Witness
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.names import OutboxName
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.values.fence import Witness
 
 NAME = OutboxName.parse("outbox")
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = %s"

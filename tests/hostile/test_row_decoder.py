@@ -19,12 +19,12 @@ from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.harvest.partitioner import Partitioner
 from airflow_outbox.harvest.topic_book import Topic, TopicBook
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import Reading
 from airflow_outbox.parked import Why
 from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.table import OutboxTable
-from airflow_outbox.terminal import as_json, as_yaml
+from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.terminal import as_json, as_yaml
 
 NAME = OutboxName.parse("outbox")
 TIMES = ("infinity", "-infinity", "294276-12-31 23:59:59.999999+00", "4713-01-01 BC", "2026-11-22", "10000-01-01")

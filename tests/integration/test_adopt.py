@@ -25,8 +25,8 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
 from airflow_outbox.harvest.protocol.ledger import Ledger, LedgerRecord
 from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.records import Snapshot
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.values.records import Snapshot
 
 FOREIGN = ("theirs", "not json")
 

@@ -20,9 +20,9 @@ from airflow_outbox.errors import FencedError, InvalidNameError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import Reading
 from airflow_outbox.schema import grant_statements, init_outbox
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.values.pages import Reading
 
 NAME = OutboxName.parse("outbox")
 MONTH = 30 * 86400.0

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.partitioner import Partitioner, murmur2
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.values.pages import OutboxRow
 
 PARTITIONS = 7
 

@@ -13,10 +13,10 @@ from leading import Leader
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import OutboxRecord
 from airflow_outbox.schema import ROLES, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.stash import stash
 from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
+from airflow_outbox.values.records import OutboxRecord
 
 NAMES = ["outbox", "app.outbox", '"My Schema"."Out ""box"', "Outbox", '"Ünïcode"']
 

@@ -29,12 +29,12 @@ from airflow_outbox.errors import (
     RolledBackError,
     TicketRefusedError,
 )
-from airflow_outbox.fence import Flushed, Witness
 from airflow_outbox.names import OutboxName
-from airflow_outbox.records import Snapshot
 from airflow_outbox.schema import ROLES, init_outbox
 from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketState, ticket_status
+from airflow_outbox.values.fence import Flushed, Witness
+from airflow_outbox.values.records import Snapshot
 
 NAME = OutboxName.parse("outbox")
 RECORDS = [OutboxRecord("t", "k", str(number)) for number in range(3)]

@@ -20,11 +20,11 @@ from airflow_outbox.connection import connect, render
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.names import OutboxName
-from airflow_outbox.pages import OutboxRow
-from airflow_outbox.records import Snapshot
 from airflow_outbox.schema import init_outbox
 from airflow_outbox.sql import statements as statements_of
 from airflow_outbox.table import OutboxTable
+from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.records import Snapshot
 
 NAME = OutboxName.parse("outbox")
 INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('t', 'k', %s)"

@@ -11,9 +11,9 @@ from simulation.kafka import LEDGER, Concurrent
 from simulation.log import PRODUCERS, TRANSACTIONAL_ID
 from simulation.world import World
 
-from airflow_outbox.fence import Flushed
 from airflow_outbox.harvest.protocol import adoption
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread, expanded
+from airflow_outbox.values.fence import Flushed
 
 _RETRY_INTERVAL = 0.05
 

@@ -17,8 +17,8 @@ from simulation.postgres import OUTBOX_ID, Database, PreparedTransaction, Transa
 from simulation.waiting import Wait, Waiting
 from simulation.world import World
 
-from airflow_outbox.records import Ticket
 from airflow_outbox.table import MarkedRecord
+from airflow_outbox.values.records import Ticket
 
 TOPICS = 2
 KEYS = 6

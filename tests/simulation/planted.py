@@ -12,7 +12,6 @@ from uuid import UUID
 from simulation.statements import Server
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.fence import Fence
 from airflow_outbox.harvest import exactly_once
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
@@ -21,8 +20,9 @@ from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.closure import Closure, Taken
 from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
-from airflow_outbox.pages import Length, OutboxRow, Reading
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence
+from airflow_outbox.values.pages import Length, OutboxRow, Reading
+from airflow_outbox.values.records import Snapshot
 
 # The term
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.fence import Fence, Flushed, recorded_ids
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.fencing import StuckIds
+from airflow_outbox.values.fence import Fence, Flushed, recorded_ids
 
 
 def leaves_others_alone(fence: Fence, unfenced: Collection[str], *, own_views: Collection[UUID]) -> None:

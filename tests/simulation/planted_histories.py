@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.protocol import adoption, recovery
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger
-from airflow_outbox.pages import Page
+from airflow_outbox.values.fence import Fence
+from airflow_outbox.values.pages import Page
 
 _recover = recovery.recover
 _differences_of_databases = recovery.differences_of_databases

@@ -13,11 +13,11 @@ from simulation.log import ReconfiguredLog, SimulatedProducer, SimulatedTransact
 from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
-from airflow_outbox.fence import Fence
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.transaction import Call, State
-from airflow_outbox.pages import OutboxRow, Page, Reading
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence
+from airflow_outbox.values.pages import OutboxRow, Page, Reading
+from airflow_outbox.values.records import Snapshot
 
 EVERYTHING = Snapshot(2**63, 2**63)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry
-from airflow_outbox.pages import Reading
+from airflow_outbox.values.pages import Reading
 
 
 class FlushesEarly(FlushTracking):

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.fence import Flushed, History, Request, Witness
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
 from airflow_outbox.tickets import proof_of
+from airflow_outbox.values.fence import Flushed, History, Request, Witness
+from airflow_outbox.values.records import Snapshot
 
 OUTBOX_ID = UUID(int=1)
 SECRET = UUID(int=2)

@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 
 from airflow_outbox.errors import ConfigurationError, HistoryError, PostgresError
-from airflow_outbox.fence import Fence, History, Request, Witness
 from airflow_outbox.harvest.protocol.adoption import adopting
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 from airflow_outbox.harvest.protocol.recovery import of_present_records, recover, require_history, require_page
-from airflow_outbox.pages import Page
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence, History, Request, Witness
+from airflow_outbox.values.pages import Page
+from airflow_outbox.values.records import Snapshot
 
 OUTBOX, OTHER, VIEW = UUID(int=1), UUID(int=9), UUID(int=2)
 HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.closure import Closure, Taken, behind, lengths_in, transactions
 from airflow_outbox.harvest.protocol.parking import Cause
-from airflow_outbox.pages import TRANSACTION_ID, OutboxRow
+from airflow_outbox.values.pages import TRANSACTION_ID, OutboxRow
 
 HELD = 8
 HELD_BYTES = 1000

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.fence import Fence, Flushed, History, Request, Witness, recorded_ids
 from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.protocol.recovery import require_given_up
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence, Flushed, History, Request, Witness, recorded_ids
+from airflow_outbox.values.records import Snapshot
 
 
 def test_an_id_of_which_all_is_known_is_left_alone_until_it_is_fenced() -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from airflow_outbox.fence import Flushed
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Flushed
+from airflow_outbox.values.records import Snapshot
 
 CLUSTERS = ("primary", "backup")
 PAGE = 3

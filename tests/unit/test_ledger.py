@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_outbox.errors import HistoryError, SchemaVersionError
-from airflow_outbox.fence import Fence, History, Request, Witness
 from airflow_outbox.harvest.protocol import ledger
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, Parked, runs
 from airflow_outbox.harvest.protocol.recovery import differences, recover, require_no_rival
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence, History, Request, Witness
+from airflow_outbox.values.records import Snapshot
 
 OUTBOX, VIEW = UUID(int=1), UUID(int=2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_outbox.harvest.protocol.pace import Pace
-from airflow_outbox.pages import OutboxRow, count_within
+from airflow_outbox.values.pages import OutboxRow, count_within
 
 LONGEST = 5.0
 

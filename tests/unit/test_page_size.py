@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from airflow_outbox.pages import SIZE, OutboxRow, PageSize, total_size
+from airflow_outbox.values.pages import SIZE, OutboxRow, PageSize, total_size
 
 ROOM = 100_000
 

@@ -10,7 +10,7 @@ import pytest
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.rotation import Rotation
-from airflow_outbox.pages import OutboxRow
+from airflow_outbox.values.pages import OutboxRow
 
 ROWS: list[OutboxRow] = [(1, "t", "k", "v", [], [], None, 2, None)]
 

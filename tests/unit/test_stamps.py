@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
-from airflow_outbox.pages import Length, OutboxRow
+from airflow_outbox.values.pages import Length, OutboxRow
 
 
 def row(number: int, transaction_id: int) -> OutboxRow:

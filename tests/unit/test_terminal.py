@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from airflow_outbox.sql import migrations, script
-from airflow_outbox.terminal import as_json, as_yaml, escaped
+from airflow_outbox.values.terminal import as_json, as_yaml, escaped
 
 HOSTILE = "\x1b[2J\x7f\x9b\u202e\udcffé"
 FILES = ("archive", "audit", "comparison", "grants", "loaded_rows", "parked", "queries", "schema", "spark", "tickets")

@@ -7,7 +7,7 @@ import pytest
 from airflow_outbox.errors import PublishError, RecordsRefusedError
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal
 from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions
-from airflow_outbox.pages import Length, OutboxRow
+from airflow_outbox.values.pages import Length, OutboxRow
 
 
 def row(number: int, transaction_id: int, key: str = "k") -> OutboxRow:

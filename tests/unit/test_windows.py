@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.pages import Reading
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.records import Snapshot
 
 
 def test_a_snapshot_reads_and_writes_as_postgres_does() -> None:

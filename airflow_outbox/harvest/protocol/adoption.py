@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread
 from airflow_outbox.harvest.protocol.recovery import differences, of_present_records
+from airflow_outbox.values.fence import Fence, Witness
 
 _ADOPTIONS_A_TIMELINE = 1000
 

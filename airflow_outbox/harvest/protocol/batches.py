@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
 
-from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
-from airflow_outbox.pages import Length, OutboxRow, total_size
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Fence, Witness
+from airflow_outbox.values.pages import Length, OutboxRow, total_size
+from airflow_outbox.values.records import Snapshot
 
 _NOTHING_SEEN = Snapshot(1, 1)
 

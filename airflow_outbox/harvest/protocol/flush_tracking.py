@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 
-from airflow_outbox.fence import Flushed
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.fence import Flushed
+from airflow_outbox.values.records import Snapshot
 
 PRIMARY = "primary"
 

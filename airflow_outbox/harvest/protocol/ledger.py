@@ -32,7 +32,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, SchemaVersionError
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.records import Snapshot
 
 FIRST = "first"
 HEAD = "head"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
-from airflow_outbox.fence import Fence, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, LedgerRecord, chunk_key
 from airflow_outbox.harvest.protocol.recovery import Recovery
+from airflow_outbox.values.fence import Fence, Witness
 
 
 class LedgerKeeping:

@@ -35,7 +35,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
-from airflow_outbox.pages import Length
+from airflow_outbox.values.pages import Length
 
 _PORTIONS = 100  # into which suspects are divided: each is waited for, some milliseconds
 

@@ -45,9 +45,9 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, KafkaError, PostgresError
-from airflow_outbox.fence import Fence, Pulse, Witness
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
-from airflow_outbox.pages import Page
+from airflow_outbox.values.fence import Fence, Pulse, Witness
+from airflow_outbox.values.pages import Page
 
 BEFORE_THIS_DATABASE = "the ledger was written before this database ever had one"
 _MADE_ANEW = "the outbox's table was dropped and made anew"

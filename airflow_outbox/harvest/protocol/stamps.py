@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from airflow_outbox.pages import Length, OutboxRow
+from airflow_outbox.values.pages import Length, OutboxRow
 
 
 @dataclass(frozen=True, slots=True)

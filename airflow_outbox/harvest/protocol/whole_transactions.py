@@ -25,7 +25,7 @@ from airflow_outbox.harvest.protocol.parking import (
     passed,
     stand_for_topics,
 )
-from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow
+from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow
 
 
 class WholeTransactions:

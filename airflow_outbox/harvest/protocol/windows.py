@@ -25,8 +25,8 @@ that the last one left in the fence row, for everything that it sees is publishe
 
 from __future__ import annotations
 
-from airflow_outbox.pages import Reading
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.records import Snapshot
 
 
 class Windows:

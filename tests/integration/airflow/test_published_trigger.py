@@ -18,12 +18,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import Ticket
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.fence import Witness
 from airflow_outbox.listening import MOST_STATEMENTS
-from airflow_outbox.records import Snapshot
 from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
+from airflow_outbox.values.fence import Witness
+from airflow_outbox.values.records import Snapshot
 
 BLOCKED = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 

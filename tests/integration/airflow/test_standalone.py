@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from airflow_outbox.demo.airflow import AirflowStandalone
-from airflow_outbox.records import Ticket
+from airflow_outbox.values.records import Ticket
 
 from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, harvesting, wait_until
 

@@ -27,9 +27,9 @@ from airflow_outbox.harvest.protocol.parking import Cause
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, make_ledger_topic
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
-from airflow_outbox.pages import OutboxRow
-from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
+from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.records import Snapshot
 
 
 def config(kafka: EmbeddedKafka, **settings: Any) -> HarvestConfig:

@@ -15,9 +15,9 @@ from airflow_outbox import parked as parked_table
 from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.pages import TRANSACTION_ID, Length, OutboxRow, Reading
-from airflow_outbox.records import Snapshot
 from airflow_outbox.table import MarkedRecord
+from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, Reading
+from airflow_outbox.values.records import Snapshot
 
 WAITING = None
 A, B, C = ("t", "a"), ("t", "b"), ("t", "c")

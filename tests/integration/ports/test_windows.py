@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from tables_under_test import ALL, TableUnderTest, pending, record
 
-from airflow_outbox.pages import SIZE, TRANSACTION_ID, Length, Page, Reading
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.pages import SIZE, TRANSACTION_ID, Length, Page, Reading
+from airflow_outbox.values.records import Snapshot
 
 
 def ids(page: Page) -> list[int]:

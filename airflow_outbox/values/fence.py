@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 from uuid import UUID
 
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.records import Snapshot
 
 _GIVEN_UP = " (given up)"  # no transactional id of a producer ends so: its number is last
 

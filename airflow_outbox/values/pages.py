@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from airflow_outbox.records import Snapshot
+from airflow_outbox.values.records import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
