@@ -13,7 +13,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import transactional_ids
-from airflow_outbox.table import SHARD
+from airflow_outbox.postgres.table import SHARD
 
 Resource = Literal["group", "topic", "transactional-id"]
 PRINCIPAL = "User:HARVESTER"

@@ -31,7 +31,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ledger_reader import LedgerReader
@@ -41,8 +40,9 @@ from airflow_outbox.harvest.protocol.ledger import Entry, Unread, expanded
 from airflow_outbox.harvest.protocol.recovery import differences_of_databases
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import fence_producers
+from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.table import SHARD, OutboxTable
 from airflow_outbox.sql import statements
-from airflow_outbox.table import SHARD, OutboxTable
 
 
 @dataclass(frozen=True, slots=True)

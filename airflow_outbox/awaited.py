@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from airflow_outbox.errors import OutboxError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge
 from airflow_outbox.values.records import Snapshot, Ticket
 

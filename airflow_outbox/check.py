@@ -12,22 +12,22 @@ import psycopg
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
-from airflow_outbox.archive import Archive
 from airflow_outbox.brokers import examine_transactions
-from airflow_outbox.connection import Column, connect, located, read_columns, render
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
 from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, unusable
-from airflow_outbox.loaded_rows import is_guarded
-from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import ParkedRequests
-from airflow_outbox.schema import GOHARVEST_COLUMNS
-from airflow_outbox.soundness import problems
+from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.connection import Column, connect, located, read_columns, render
+from airflow_outbox.postgres.loaded_rows import is_guarded
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import GOHARVEST_COLUMNS
+from airflow_outbox.postgres.soundness import problems
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.sql import statements
-from airflow_outbox.table import OutboxTable
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
 _TOPICS_LOOKED_AT = 1000

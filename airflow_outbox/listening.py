@@ -31,9 +31,9 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from airflow_outbox.awaited import GREETING_INTERVAL, LOOK_INTERVAL, Account, Awaited, Waiter
-from airflow_outbox.connection import translated
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sessions import Connect, Session, connected
 from airflow_outbox.tickets import (
     GAVE_UP,

@@ -18,14 +18,14 @@ from uuid import UUID
 
 import psycopg
 
-from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import transactional_ids
+from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.table import SHARD, OutboxTable
 from airflow_outbox.sql import statements
-from airflow_outbox.table import SHARD, OutboxTable
 
 _SILENCE = 10.0  # seconds after which the member that the fence row names counts as gone; it tries every 5 s
 # Settings that name in Kafka what would otherwise derive from the outbox's id.

@@ -14,11 +14,11 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from airflow_outbox.connection import Column, column_types, render, translated
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import Column, column_types, render, translated
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.sql import statements
-from airflow_outbox.table import OutboxTable
 
 Request = Literal["retry", "discard"]
 _HEX = "\\x"

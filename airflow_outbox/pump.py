@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from airflow_outbox.connection import connect, located, translated
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.postgres.connection import connect, located, translated
 from airflow_outbox.stash import stash
 from airflow_outbox.values.records import OutboxRecord
 

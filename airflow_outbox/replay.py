@@ -19,14 +19,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.archive import Archive
-from airflow_outbox.connection import column_types, render, translated
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import key_value
+from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.connection import column_types, render, translated
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.sql import statements
 from airflow_outbox.stash import topic_problem
-from airflow_outbox.table import OutboxTable
 
 HEADER = "outbox-replay"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")

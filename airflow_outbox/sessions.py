@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from airflow_outbox.connection import KEEP_ALIVE, parsed
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import KEEP_ALIVE, parsed
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets import query
 
 PATIENCE = 10.0

@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.rows import tuple_row
 
-from airflow_outbox.connection import Column, column_types, render
 from airflow_outbox.errors import InvalidRecordError, OutboxMissingError, UnsupportedConnectionError
-from airflow_outbox.names import OutboxName, is_kafkas_own
+from airflow_outbox.postgres.connection import Column, column_types, render
+from airflow_outbox.postgres.names import OutboxName, is_kafkas_own
 from airflow_outbox.sql import statements
 from airflow_outbox.values.records import OutboxRecord, Ticket
 

@@ -10,12 +10,12 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import class_row
 
-from airflow_outbox.connection import located, render, translated
 from airflow_outbox.errors import OutboxMissingError
-from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import ParkedCounts, ParkedRequests
+from airflow_outbox.postgres.connection import located, render, translated
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.sql import statements
-from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import query
 
 

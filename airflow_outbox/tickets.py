@@ -29,9 +29,9 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import tuple_row
 
-from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBackError, TicketRefusedError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 from airflow_outbox.values.records import Snapshot, Ticket
 

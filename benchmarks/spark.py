@@ -33,8 +33,8 @@ from pyspark.sql import functions as F
 
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.spark import register
 from benchmarks.peers.surroundings import surroundings
 

@@ -34,9 +34,9 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPIC = "tickets"

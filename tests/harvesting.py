@@ -21,9 +21,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 
 PARTITIONS = 4
 PATIENCE = 60.0

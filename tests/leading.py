@@ -10,12 +10,12 @@ from uuid import uuid4
 import psycopg
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.connection import connect
 from airflow_outbox.harvest.parked_records import parked_table
-from airflow_outbox.names import OutboxName
-from airflow_outbox.parked import Why
-from airflow_outbox.schema import Role, grant_statements, init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.parked import Why
+from airflow_outbox.postgres.schema import Role, grant_statements, init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.fence import Flushed, Witness
 from airflow_outbox.values.records import Snapshot
 

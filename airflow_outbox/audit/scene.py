@@ -23,10 +23,10 @@ from airflow_outbox.audit.findings import AuditReport, Clue, Example, Findings, 
 from airflow_outbox.audit.prints import slot_and_offset
 from airflow_outbox.audit.table import Reading, StashedTable
 from airflow_outbox.audit.topics import Span, ends, horizons, spans
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 

@@ -30,9 +30,9 @@ from airflow_outbox.audit.prints import Arrived, Stashed
 from airflow_outbox.audit.scene import AuditRequest, Scene
 from airflow_outbox.audit.table import Reading, StashedTable
 from airflow_outbox.audit.topics import Span, arrived
-from airflow_outbox.connection import connect
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
 
 _RECORDS_A_TASK = 1_000_000
 _RECORDS_A_BATCH = 10_000

@@ -10,9 +10,9 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.audit.prints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
-from airflow_outbox.connection import Column, located, read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import Column, located, read_columns, render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 _NEEDED = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")

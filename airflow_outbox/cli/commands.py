@@ -28,8 +28,8 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
-from airflow_outbox.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.terminal import escaped
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 import psycopg
 
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.postgres.connection import connect
 from airflow_outbox.values.terminal import escaped
 
 config_file = click.option(

@@ -9,8 +9,8 @@ from typing import Any
 import click
 import psycopg
 
-from airflow_outbox.connection import located
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import located
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets import TicketState, ticket_status
 from airflow_outbox.values.terminal import escaped
 

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 
-from airflow_outbox.archive import Archive
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.connection import connect
 
 _INTERVAL = 3600.0
 _RETRY_INTERVAL = 10.0

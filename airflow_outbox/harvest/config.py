@@ -24,7 +24,7 @@ from airflow_outbox.harvest.settings import (
     unknown_setting,
 )
 from airflow_outbox.harvest.tokens import FetchedTokens
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 
 DeliveryMode = Literal["exactly_once", "at_least_once"]
 

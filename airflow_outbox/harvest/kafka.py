@@ -29,7 +29,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.topic_book import TopicBook
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 
 logger = logging.getLogger(__name__)
 

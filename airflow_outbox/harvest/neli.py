@@ -28,7 +28,7 @@ from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import REFUSALS, clocks_differ, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
-from airflow_outbox.names import is_kafkas_own
+from airflow_outbox.postgres.names import is_kafkas_own
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.parked import ParkedTable, Why
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.parked import ParkedTable, Why
+from airflow_outbox.postgres.table import OutboxTable
 
 _TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
 _PASSING_CAUSES = [cause.value for cause in Cause if cause.can_pass]

@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parked_records import parked_table, reasons, why
 from airflow_outbox.harvest.protocol.ledger import Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
 from airflow_outbox.harvest.worker import Worker
-from airflow_outbox.names import OutboxName
-from airflow_outbox.parked import ParkedTable
-from airflow_outbox.table import MarkedRecord, OutboxTable
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.parked import ParkedTable
+from airflow_outbox.postgres.table import MarkedRecord, OutboxTable
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, Reading
 from airflow_outbox.values.records import Snapshot

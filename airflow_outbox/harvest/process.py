@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
 
-from airflow_outbox.archive import Archive
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.archiving import tend_archive
 from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
@@ -34,8 +32,10 @@ from airflow_outbox.harvest.tokens import TokenSource
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
-from airflow_outbox.names import OutboxName
-from airflow_outbox.table import Identity, OutboxTable
+from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import Identity, OutboxTable
 
 _LOOK_INTERVAL = 0.5
 _OBJECTS_A_RECORD = 10  # a row, its lists of headers, and what is on its way to Kafka, with room to spare

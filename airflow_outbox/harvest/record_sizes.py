@@ -6,7 +6,7 @@ import lzma
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import OutboxRow
 
 Row = OutboxRow | MarkedRecord

@@ -50,7 +50,7 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_client,
 )
 from airflow_outbox.harvest.topic_requests import TopicRequests
-from airflow_outbox.names import is_kafkas_own
+from airflow_outbox.postgres.names import is_kafkas_own
 from airflow_outbox.values.pages import SIZE, OutboxRow
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -14,7 +14,7 @@ from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import explained, not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.names import is_kafkas_own
+from airflow_outbox.postgres.names import is_kafkas_own
 
 _HEARTBEATS_KEPT_MS = 600_000
 _LEDGER_SEGMENT_BYTES = 16 * 1024 * 1024

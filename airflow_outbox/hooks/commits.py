@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_outbox.connection import render, translated
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 from airflow_outbox.values.records import Ticket
 

@@ -23,9 +23,9 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.tokens import FetchedTokens, Token, fetch_token
 from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.stash import stash
-from airflow_outbox.table import OutboxTable
 from airflow_outbox.tickets import TicketStatus, published, ticket_status
 from airflow_outbox.values.records import OutboxRecord, Ticket
 

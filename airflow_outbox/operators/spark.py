@@ -26,7 +26,7 @@ except ImportError as error:
 from airflow_outbox.errors import ConfigurationError, JobError
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark import settings
 from airflow_outbox.spark.data_source import offered
 from airflow_outbox.spark.package import packed

@@ -10,11 +10,11 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.pq import TransactionStatus
 
-from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 from airflow_outbox.stash import stash
 from airflow_outbox.values.records import OutboxRecord

@@ -14,8 +14,8 @@ import pyarrow
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import JobError
+from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.commit import find_commit
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import INLINE_BYTES, CommitId, WriteOptions

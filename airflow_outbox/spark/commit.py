@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 
-from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import JobError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows

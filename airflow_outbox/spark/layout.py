@@ -20,7 +20,7 @@ from airflow_outbox.spark.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-    from airflow_outbox.connection import Column
+    from airflow_outbox.postgres.connection import Column
 
 Part = Literal["whole", "header names", "header values"]
 

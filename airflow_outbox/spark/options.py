@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from airflow_outbox.connection import parsed
 from airflow_outbox.errors import ConfigurationError, DataSourceError
-from airflow_outbox.names import OutboxName, is_kafkas_own
+from airflow_outbox.postgres.connection import parsed
+from airflow_outbox.postgres.names import OutboxName, is_kafkas_own
 
 INLINE_BYTES = 65_536
 STREAM_INLINE_BYTES = 1_048_576

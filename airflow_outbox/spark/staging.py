@@ -18,8 +18,8 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import connect, render, translated
-from airflow_outbox.names import OutboxName, identifier
+from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.names import OutboxName, identifier
 from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId

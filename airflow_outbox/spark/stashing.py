@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from airflow_outbox.connection import is_gone, render
 from airflow_outbox.errors import JobError, PostgresUnreachableError, StagingLostError
-from airflow_outbox.names import identifier
+from airflow_outbox.postgres.connection import is_gone, render
+from airflow_outbox.postgres.names import identifier
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns

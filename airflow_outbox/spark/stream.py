@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import STREAM_INLINE_BYTES, CommitId, WriteOptions
 from airflow_outbox.spark.patience import patiently

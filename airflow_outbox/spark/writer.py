@@ -19,9 +19,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from airflow_outbox.connection import connect, render, translated
 from airflow_outbox.errors import JobError, OutboxError, OutboxMissingError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
 from airflow_outbox.spark.layout import Layout, plan
@@ -30,7 +31,6 @@ from airflow_outbox.spark.patience import patiently
 from airflow_outbox.spark.rules import Problem, first_problem
 from airflow_outbox.spark.staging import Run, StagedRows, drop, stage, sweep
 from airflow_outbox.sql import statements
-from airflow_outbox.table import OutboxTable
 
 log = logging.getLogger(__name__)
 

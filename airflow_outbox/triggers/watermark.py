@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_outbox.awaited import Account
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.listening import listener
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.triggers.publications import Position, publication
 
 KEY = "airflow_outbox.published"

@@ -19,7 +19,7 @@ from airflow_outbox.harvest.protocol.parking import SingleRecords
 from airflow_outbox.harvest.protocol.transaction import Call
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.transactional_producer import TransactionalProducer
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.table import OutboxTable
 from benchmarks.profiling.timers import Timers
 
 READ = "read"

@@ -19,9 +19,9 @@ from harvesting import CHILD, COMMAND, PATIENCE, Outbox, Process, wait_until
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 
 QUIET = 2.0  # seconds in which nothing must happen
 

@@ -28,7 +28,7 @@ from airflow_outbox.demo.loopback import LOOPBACK, free_port
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.table import OutboxTable
 
 TAKE_OVER = 8.0
 """Seconds that a take-over may last: the session's time-out, and two more."""

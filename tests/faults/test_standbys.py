@@ -19,14 +19,14 @@ from faults.histories import QUIET, Stage, has_caught_up, promote, replica
 from harvesting import Process, make_outbox, wait_until
 
 from airflow_outbox.check import examine
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.fence import Witness
 
 NAME = OutboxName.parse("outbox")

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_outbox import table
 from airflow_outbox.harvest import postgres, process, transactional
 from airflow_outbox.harvest.__main__ import main
 from airflow_outbox.harvest.postgres import PostgresTable
@@ -27,6 +26,7 @@ from airflow_outbox.harvest.protocol.transaction import Call
 from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.harvest.transactional_producer import TransactionalProducer
+from airflow_outbox.postgres import table
 from airflow_outbox.sql import statements
 
 Counts = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]

@@ -27,8 +27,8 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.names import OutboxName
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import OutboxTable
 
 HOUR = 3600
 ANY_TIME = {"message.timestamp.after.max.ms": str(24 * HOUR * 1000)}

@@ -22,7 +22,6 @@ from hostile.traps import TRAP, lay_traps
 
 from airflow_outbox import OutboxRecord, published, stash
 from airflow_outbox.cli import main
-from airflow_outbox.connection import render
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import ConfigurationError
@@ -30,8 +29,9 @@ from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.listening import Listener
-from airflow_outbox.names import OutboxName
-from airflow_outbox.soundness import require_sound
+from airflow_outbox.postgres.connection import render
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.soundness import require_sound
 from airflow_outbox.sql import statements
 from airflow_outbox.tickets import TicketState
 

@@ -14,15 +14,15 @@ from hostile.innocents import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_outbox.connection import connect
 from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.harvest.partitioner import Partitioner
 from airflow_outbox.harvest.topic_book import Topic, TopicBook
-from airflow_outbox.names import OutboxName
-from airflow_outbox.parked import Why
 from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.parked import Why
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.pages import Reading
 from airflow_outbox.values.terminal import as_json, as_yaml
 

@@ -14,8 +14,8 @@ import pytest
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DATA_SOURCE = "host=127.0.0.1 port=5432 dbname=app user=app"

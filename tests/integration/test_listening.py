@@ -20,8 +20,8 @@ from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
 from airflow_outbox.listening import Listener, listener
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import Role
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import Role
 from airflow_outbox.tickets import TicketState, TicketStatus
 
 

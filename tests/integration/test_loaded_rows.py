@@ -18,10 +18,10 @@ from airflow_outbox.check import examine
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.loaded_rows import is_guarded
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import SCHEMA_VERSION
+from airflow_outbox.postgres.loaded_rows import is_guarded
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import SCHEMA_VERSION
 
 NAME = OutboxName.parse("outbox")
 NUMBERS = "SELECT kafka_value::integer FROM outbox ORDER BY id"

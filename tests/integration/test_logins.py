@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_outbox.connection import connect
 from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
+from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark import patience
 
 

@@ -21,9 +21,9 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.names import OutboxName
 from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
-from airflow_outbox.schema import grant_statements, init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import grant_statements, init_outbox
 
 Run = Callable[..., Result]
 TOO_LARGE = "".join(random.Random(0).choices(string.ascii_letters, k=4000))  # which no compression makes small

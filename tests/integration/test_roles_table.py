@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_outbox.archive import Archive
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import ROLES, grant_statements, init_outbox
+from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import ROLES, grant_statements, init_outbox
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/roles.md"
 NAME = OutboxName.parse("app.outbox")

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.errors import InvalidRecordError, InvalidTicketError, OutboxMissingError, UnsupportedConnectionError
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 Transaction = Callable[[], AbstractContextManager[Any]]
 

@@ -12,10 +12,10 @@ from harvesting import AS_OF_VERSION_4, GOHARVEST_TABLE
 from leading import Leader
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import ROLES, cost_of_transaction_id, grant_statements, init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import ROLES, cost_of_transaction_id, grant_statements, init_outbox
+from airflow_outbox.postgres.table import SCHEMA_VERSION, OutboxTable
 from airflow_outbox.stash import stash
-from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 from airflow_outbox.values.records import OutboxRecord
 
 NAMES = ["outbox", "app.outbox", '"My Schema"."Out ""box"', "Outbox", '"Ünïcode"']

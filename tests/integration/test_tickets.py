@@ -19,7 +19,6 @@ from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 from leading import logged_in
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
-from airflow_outbox.connection import connect
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import (
     InvalidTicketError,
@@ -29,9 +28,10 @@ from airflow_outbox.errors import (
     RolledBackError,
     TicketRefusedError,
 )
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import ROLES, init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import ROLES, init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.tickets import TicketState, ticket_status
 from airflow_outbox.values.fence import Flushed, Witness
 from airflow_outbox.values.records import Snapshot

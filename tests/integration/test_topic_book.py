@@ -27,7 +27,7 @@ from airflow_outbox.harvest import topic_book
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.harvest.record_sizes import size_for_broker
 from airflow_outbox.harvest.topic_book import TopicBook
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 
 LIMIT = 5000
 NOISE = random.Random(1).randbytes(2 * LIMIT)

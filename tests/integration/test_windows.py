@@ -16,13 +16,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_outbox.connection import connect, render
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.connection import connect, render
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.sql import statements as statements_of
-from airflow_outbox.table import OutboxTable
 from airflow_outbox.values.pages import OutboxRow
 from airflow_outbox.values.records import Snapshot
 

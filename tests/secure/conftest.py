@@ -15,8 +15,8 @@ from harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process
 from secure.broker import Acl, SecureKafka
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 Start = Callable[..., Process]
 MakeOutbox = Callable[..., "SecureOutbox"]

@@ -35,7 +35,7 @@ from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.demo.process import ServerError
 from airflow_outbox.demo.unprivileged import server_user
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.schema import grant_statements
+from airflow_outbox.postgres.schema import grant_statements
 
 WATCHED = 10.0
 MOST_CPU = 1.0  # seconds while watched; a loop that waits for nothing takes them all

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.tickets import proof_of
 from airflow_outbox.values.fence import Flushed, History, Request, Witness
 from airflow_outbox.values.records import Snapshot

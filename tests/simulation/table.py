@@ -15,7 +15,7 @@ from simulation.statements import Backend, Server
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
 from airflow_outbox.values.records import Snapshot

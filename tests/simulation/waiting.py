@@ -17,7 +17,7 @@ from simulation.verdicts import Verdict
 
 from airflow_outbox import listening
 from airflow_outbox.errors import OutboxError, PostgresUnreachableError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sessions import Rows
 from airflow_outbox.tickets import TicketState, TicketStatus
 from airflow_outbox.values.records import Ticket

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_outbox.connection import connect, parsed
 from airflow_outbox.errors import DataSourceError
+from airflow_outbox.postgres.connection import connect, parsed
 
 SECRET = "hunter2"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_outbox.errors import InvalidNameError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 
 
 @pytest.mark.parametrize(

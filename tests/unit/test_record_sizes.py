@@ -15,7 +15,7 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_broker,
     size_for_client,
 )
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 
 LIMIT = 50_000
 

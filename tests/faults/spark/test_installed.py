@@ -12,8 +12,8 @@ import pytest
 from faults.spark.standalone import ROOT, environment, start_job
 from hatchling.build import build_wheel
 
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 NOT_NEEDED = ("pandas", "confluent_kafka", "pydantic", "click", "rich", "yaml", "psutil")
 """What docs/how-to/spark.md does not ask for, or for the audit only."""

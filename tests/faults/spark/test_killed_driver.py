@@ -19,8 +19,8 @@ import psycopg
 import pytest
 from faults.spark.standalone import start_job
 
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 KILLS = {"short": 2, "long": 20}
 BATCHES_A_KILL = 5  # more than are committed before a kill, also on a fast machine

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from faults.spark.standalone import Standalone, environment, start_job
 
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 RECORDS = 20_000
 PARTITIONS = 4

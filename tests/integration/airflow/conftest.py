@@ -25,9 +25,9 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import grant_statements, init_outbox
-from airflow_outbox.table import OutboxTable
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import grant_statements, init_outbox
+from airflow_outbox.postgres.table import OutboxTable
 
 ROLE = "harvester"
 PASSWORD = "not-to-be-seen-4H7"

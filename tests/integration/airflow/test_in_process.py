@@ -20,9 +20,9 @@ from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.names import OutboxName
 from airflow_outbox.operators.stash import OutboxStashOperator
-from airflow_outbox.schema import grant_statements
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 from .conftest import Outbox, connections, wait_until

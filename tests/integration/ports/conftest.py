@@ -12,9 +12,9 @@ from tables_under_test import INSERT, RealWriter, SimulatedWriter, TableUnderTes
 
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres import PostgresTable
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import MarkedRecord
 
 
 def simulated_requests(world: World) -> Callable[[str, Collection[int]], None]:

@@ -27,7 +27,7 @@ from airflow_outbox.harvest.protocol.parking import Cause
 from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.topics import KafkaNames, make_ledger_topic
 from airflow_outbox.harvest.transactional import KafkaTransactionalLog
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import OutboxRow
 from airflow_outbox.values.records import Snapshot
 

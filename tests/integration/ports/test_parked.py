@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 import pytest
 from tables_under_test import ALL, TableUnderTest
 
-from airflow_outbox import parked as parked_table
 from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres import parked as parked_table
+from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, Reading
 from airflow_outbox.values.records import Snapshot
 

@@ -12,7 +12,7 @@ import pytest
 from tables_under_test import ALL, TableUnderTest, pending
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.table import MarkedRecord
+from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Witness
 from airflow_outbox.values.pages import Reading
 

@@ -11,8 +11,8 @@ import pytest
 from integration.spark.shop import Shop, orders
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.spark import register
 
 

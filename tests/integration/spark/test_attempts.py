@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.spark import register
 
 ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}

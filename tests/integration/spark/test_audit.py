@@ -25,8 +25,8 @@ from airflow_outbox.audit.scene import AuditRequest
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import grant_statements
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import grant_statements
 
 PASSWORD = "correct-horse-battery-staple"
 SUBMIT = [

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import grant_statements
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.spark import register
 from airflow_outbox.spark.commit import find_commit
 from airflow_outbox.spark.options import CommitId

@@ -16,8 +16,8 @@ import pytest
 
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.names import OutboxName
-from airflow_outbox.schema import init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "spark.md").read_text("utf-8")
 TITLED = dict(re.findall(r"^```python title=\"(\w+\.py)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

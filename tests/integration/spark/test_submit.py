@@ -27,9 +27,9 @@ from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.loopback import LOOPBACK
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import JobError
-from airflow_outbox.names import OutboxName
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
-from airflow_outbox.schema import grant_statements, init_outbox
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.values.records import Ticket
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

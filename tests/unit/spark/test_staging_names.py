@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark.options import CommitId
 from airflow_outbox.spark.staging import Run
 

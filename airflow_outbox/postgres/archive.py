@@ -15,9 +15,9 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import located, render, translated
 from airflow_outbox.errors import InvalidNameError, OutboxMissingError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import located, render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 DAYS_AHEAD = 7

@@ -12,14 +12,14 @@ from typing import Any, Literal, cast, get_args
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.archive import Archive
-from airflow_outbox.connection import located, read_columns, render, translated
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
-from airflow_outbox.loaded_rows import guard_loaded_rows
-from airflow_outbox.names import OutboxName, identifier
-from airflow_outbox.soundness import require_sound
+from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.connection import located, read_columns, render, translated
+from airflow_outbox.postgres.loaded_rows import guard_loaded_rows
+from airflow_outbox.postgres.names import OutboxName, identifier
+from airflow_outbox.postgres.soundness import require_sound
+from airflow_outbox.postgres.table import SCHEMA_VERSION, OutboxTable
 from airflow_outbox.sql import migrations, script, statements
-from airflow_outbox.table import SCHEMA_VERSION, OutboxTable
 
 Role = Literal["stash", "harvest", "look", "operate", "job"]
 ROLES: tuple[Role, ...] = get_args(Role)

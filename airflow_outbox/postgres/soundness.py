@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from airflow_outbox.connection import located, render, translated
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import located, render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 _KINDS = {

@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import render, translated
 from airflow_outbox.errors import OutboxMissingError
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 

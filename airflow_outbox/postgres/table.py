@@ -16,7 +16,6 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, located, read_columns, render, replicated, storable, translated
 from airflow_outbox.errors import (
     FencedError,
     OutboxMissingError,
@@ -24,10 +23,11 @@ from airflow_outbox.errors import (
     SchemaVersionError,
     TakeOverError,
 )
-from airflow_outbox.keeping import archived
-from airflow_outbox.loaded_rows import is_guarded
-from airflow_outbox.names import OutboxName
-from airflow_outbox.soundness import require_sound
+from airflow_outbox.postgres.connection import Column, located, read_columns, render, replicated, storable, translated
+from airflow_outbox.postgres.kept_columns import archived
+from airflow_outbox.postgres.loaded_rows import is_guarded
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.soundness import require_sound
 from airflow_outbox.sql import statements
 from airflow_outbox.values.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading

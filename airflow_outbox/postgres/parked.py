@@ -14,12 +14,12 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.connection import Column, render, storable, translated
 from airflow_outbox.errors import FencedError
-from airflow_outbox.keeping import archived, kept_columns
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.connection import Column, render, storable, translated
+from airflow_outbox.postgres.kept_columns import archived, kept_columns
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.table import SHARD
 from airflow_outbox.sql import statements
-from airflow_outbox.table import SHARD
 from airflow_outbox.values.pages import Length, OutboxRow
 from airflow_outbox.values.records import Snapshot
 

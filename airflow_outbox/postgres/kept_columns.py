@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from psycopg import sql
 
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 _KEPT = (

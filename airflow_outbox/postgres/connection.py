@@ -24,7 +24,7 @@ from airflow_outbox.errors import (
     PostgresError,
     PostgresUnreachableError,
 )
-from airflow_outbox.names import OutboxName
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
