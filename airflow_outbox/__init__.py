@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_outbox.stash import stash
-from airflow_outbox.tickets import published
+from airflow_outbox.tickets.published import published
 from airflow_outbox.values.records import OutboxRecord, Ticket
 
 __all__ = ["OutboxRecord", "Ticket", "__version__", "published", "stash"]

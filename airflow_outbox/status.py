@@ -16,7 +16,7 @@ from airflow_outbox.postgres.connection import located, render, translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.sql import statements
-from airflow_outbox.tickets import query
+from airflow_outbox.tickets.published import query
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import psycopg
 
 from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets import TicketState, ticket_status
+from airflow_outbox.tickets.published import TicketState, ticket_status
 from airflow_outbox.values.terminal import escaped
 
 _NOT_PUBLISHED = 3

@@ -26,7 +26,7 @@ from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.stash import stash
-from airflow_outbox.tickets import TicketStatus, published, ticket_status
+from airflow_outbox.tickets.published import TicketStatus, published, ticket_status
 from airflow_outbox.values.records import OutboxRecord, Ticket
 
 FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "kafka"})
@@ -101,7 +101,7 @@ class OutboxHook(PostgresHook):
             return published(connection, ticket, outbox=self.outbox)
 
     def ticket_status(self, ticket: Ticket | str) -> TicketStatus:
-        """How far a ticket's transaction is. Raises what `airflow_outbox.tickets.ticket_status` raises."""
+        """How far a ticket's transaction is. Raises what `airflow_outbox.tickets.published.ticket_status` raises."""
         with self.transaction() as connection:
             return ticket_status(connection, ticket, outbox=self.outbox, counted=False)
 

@@ -11,7 +11,7 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.tickets import TicketState, ticket_status
+from airflow_outbox.tickets.published import TicketState, ticket_status
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 from airflow_outbox.values.records import Ticket
 

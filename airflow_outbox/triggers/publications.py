@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from airflow_outbox.awaited import Account
+from airflow_outbox.tickets.waiters import Account
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_outbox.errors import OutboxError, ParkedError
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.listening import listener
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets import TicketState
+from airflow_outbox.tickets.listener import listener
+from airflow_outbox.tickets.published import TicketState
 from airflow_outbox.values.records import Ticket
 
 

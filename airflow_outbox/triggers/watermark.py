@@ -12,10 +12,10 @@ from typing import Any
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_outbox.awaited import Account
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.listening import listener
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.tickets.listener import listener
+from airflow_outbox.tickets.waiters import Account
 from airflow_outbox.triggers.publications import Position, publication
 
 KEY = "airflow_outbox.published"

@@ -20,7 +20,7 @@ from faults.late import LateScene
 from faults.load import Witness
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.tickets import published
+from airflow_outbox.tickets.published import published
 from airflow_outbox.values.records import Snapshot
 
 HELD_BACK = 10.0

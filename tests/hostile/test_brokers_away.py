@@ -20,7 +20,7 @@ from hostile.innocents import Innocents
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.tickets import published
+from airflow_outbox.tickets.published import published
 
 LIMITS = {"delivery_timeout": 5, "transaction_timeout": 20}
 SET_ASIDE = 60.0

@@ -28,12 +28,12 @@ from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.hooks.commits import earlier_ticket
-from airflow_outbox.listening import Listener
 from airflow_outbox.postgres.connection import render
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.soundness import require_sound
 from airflow_outbox.sql import statements
-from airflow_outbox.tickets import TicketState
+from airflow_outbox.tickets.listener import Listener
+from airflow_outbox.tickets.published import TicketState
 
 PASSWORD = "for this test"
 ROLES = ("owner", "stash", "harvest", "look", "operate", "job", "curious")

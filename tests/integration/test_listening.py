@@ -19,10 +19,10 @@ from pooler import Pooler
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
-from airflow_outbox.listening import Listener, listener
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import Role
-from airflow_outbox.tickets import TicketState, TicketStatus
+from airflow_outbox.tickets.listener import Listener, listener
+from airflow_outbox.tickets.published import TicketState, TicketStatus
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_it_says_how_many_records_are_left(
     database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch, role: Role
 ) -> None:
     """To those, too, who may do little else."""
-    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.5)
+    monkeypatch.setattr("airflow_outbox.tickets.listener._FIRST_REPORT", 0.5)
     ticket = leader.stash(7)
     found: list[TicketStatus] = []
     with logged_in(database, leader.connection, role) as source:
@@ -215,7 +215,7 @@ async def test_a_postgres_that_is_away_is_waited_for(server_folder: Path) -> Non
 async def test_it_has_one_connection_for_all_and_none_a_while_after(
     database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_outbox.awaited._LINGER", 1.0)
+    monkeypatch.setattr("airflow_outbox.tickets.waiters._LINGER", 1.0)
     assert listener(database) is listener(database)
     waiting = [asyncio.create_task(wait(listener(database), leader.stash())) for _ in range(20)]
     await attended(leader)
@@ -263,7 +263,7 @@ async def test_who_follows_is_given_the_account_about_once_a_second(leader: Lead
 
 async def reports(database: str, tickets: list[Ticket], monkeypatch: pytest.MonkeyPatch) -> list[TicketStatus]:
     """What each is told first of how much is left."""
-    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.0)
+    monkeypatch.setattr("airflow_outbox.tickets.listener._FIRST_REPORT", 0.0)
     listening, found = Listener(database), []
     async with asyncio.timeout(10):
         streams = [listening.statuses(NAME, ticket, has_committed=True) for ticket in tickets]
@@ -277,7 +277,7 @@ async def reports(database: str, tickets: list[Ticket], monkeypatch: pytest.Monk
 
 async def test_only_so_many_records_are_counted(database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the earliest transactions', for they are the next to be published."""
-    monkeypatch.setattr("airflow_outbox.tickets.MOST_COUNTED", 9)
+    monkeypatch.setattr("airflow_outbox.tickets.published.MOST_COUNTED", 9)
     tickets = [leader.stash(records) for records in (0, 4, 3, 3, 1)]
     assert [status.left for status in await reports(database, tickets, monkeypatch)] == [0, 4, 3, None, None]
     assert [status.left for status in await reports(database, tickets[:3], monkeypatch)] == [0, 4, 3]
@@ -289,8 +289,8 @@ async def test_only_so_many_records_are_counted(database: str, leader: Leader, m
 async def test_a_count_that_takes_too_long_is_done_without(
     database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch, options: str
 ) -> None:
-    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 1.0)
-    monkeypatch.setattr("airflow_outbox.listening._COUNTING", 5.0 if options else 0.3)
+    monkeypatch.setattr("airflow_outbox.tickets.listener._FIRST_REPORT", 1.0)
+    monkeypatch.setattr("airflow_outbox.tickets.listener._COUNTING", 5.0 if options else 0.3)
     listening = Listener(psycopg.conninfo.make_conninfo(database, options=options))
     ticket, found = leader.stash(7), []
     with leader.own.transaction():
@@ -314,7 +314,7 @@ async def test_a_count_that_takes_too_long_is_done_without(
 async def test_a_count_that_the_connection_is_lost_in_is_not_begun_again_at_once(
     database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_outbox.listening._FIRST_REPORT", 0.1)
+    monkeypatch.setattr("airflow_outbox.tickets.listener._FIRST_REPORT", 0.1)
     ticket = leader.stash(7)
     counting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with leader.own.transaction():

@@ -32,7 +32,7 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import ROLES, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.tickets import TicketState, ticket_status
+from airflow_outbox.tickets.published import TicketState, ticket_status
 from airflow_outbox.values.fence import Flushed, Witness
 from airflow_outbox.values.records import Snapshot
 

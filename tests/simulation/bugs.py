@@ -25,13 +25,13 @@ from simulation.statements import Server
 from simulation.verdicts import Verdict
 from simulation.world import SOUND, Design
 
-from airflow_outbox import listening
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.protocol import adoption, closure, recovery
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Entry
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
+from airflow_outbox.tickets.published import listener as listening
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 
 from simulation.waiting import SimulatedSession
 
-from airflow_outbox.awaited import NEVER, Awaited, Waiter
-from airflow_outbox.listening import Listener
-from airflow_outbox.sessions import Rows, Session
-from airflow_outbox.tickets import Watermarks
+from airflow_outbox.tickets.listener import Listener
+from airflow_outbox.tickets.published import Watermarks
+from airflow_outbox.tickets.session import Rows, Session
+from airflow_outbox.tickets.waiters import NEVER, Awaited, Waiter
 
 
 class AsksParkedFirst(Listener):

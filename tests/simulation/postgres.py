@@ -15,7 +15,7 @@ from uuid import UUID
 
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.postgres.table import MarkedRecord
-from airflow_outbox.tickets import proof_of
+from airflow_outbox.tickets.published import proof_of
 from airflow_outbox.values.fence import Flushed, History, Request, Witness
 from airflow_outbox.values.records import Snapshot
 

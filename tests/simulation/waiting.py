@@ -15,11 +15,11 @@ from simulation.postgres import OUTBOX_ID, SECRET
 from simulation.statements import Backend, Server
 from simulation.verdicts import Verdict
 
-from airflow_outbox import listening
 from airflow_outbox.errors import OutboxError, PostgresUnreachableError
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sessions import Rows
-from airflow_outbox.tickets import TicketState, TicketStatus
+from airflow_outbox.tickets.published import TicketState, TicketStatus
+from airflow_outbox.tickets.published import listener as listening
+from airflow_outbox.tickets.session import Rows
 from airflow_outbox.values.records import Ticket
 
 NAME = OutboxName.parse("outbox")

@@ -6,10 +6,19 @@ from uuid import UUID
 
 import pytest
 
-from airflow_outbox.awaited import Awaited, Waiter
 from airflow_outbox.errors import TicketRefusedError
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets import COMMITTED, LastWord, Outcome, TicketState, TicketStatus, Watermarks, judge, proof_of
+from airflow_outbox.tickets.published import (
+    COMMITTED,
+    LastWord,
+    Outcome,
+    TicketState,
+    TicketStatus,
+    Watermarks,
+    judge,
+    proof_of,
+)
+from airflow_outbox.tickets.waiters import Awaited, Waiter
 from airflow_outbox.values.records import Ticket
 
 OUTBOX_ID = UUID(int=1)

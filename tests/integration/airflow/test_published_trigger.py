@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import Ticket
 from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.listening import MOST_STATEMENTS
 from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
+from airflow_outbox.tickets.listener import MOST_STATEMENTS
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
 from airflow_outbox.values.fence import Witness
@@ -35,7 +35,7 @@ def leader(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Leader]:
     known = {"host": server["host"], "port": int(server["port"]), "schema": server["dbname"]}
     known |= {"login": server["user"], "password": server["password"]}
     monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps({"conn_type": "postgres", **known}))
-    monkeypatch.setattr("airflow_outbox.awaited._PARKED_INTERVAL", 0.5)
+    monkeypatch.setattr("airflow_outbox.tickets.waiters._PARKED_INTERVAL", 0.5)
     with closing(Leader(database)) as leader:
         yield leader
 

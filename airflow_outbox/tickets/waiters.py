@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge
+from airflow_outbox.tickets.published import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge
 from airflow_outbox.values.records import Snapshot, Ticket
 
 GREETING_INTERVAL = 0.5  # who comes is asked for with others: announcements must not wait for them

@@ -13,7 +13,7 @@ What it costs the database, however many wait: `MOST_STATEMENTS` statements a se
 while nothing happens, some in ten seconds. Many tickets are asked for in one statement.
 
 A connection that is lost is made again; only the log tells of it. All that was heard on the old one is asked for again
-on the new one (`airflow_outbox.awaited`).
+on the new one (`airflow_outbox.tickets.waiters`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from airflow_outbox.awaited import GREETING_INTERVAL, LOOK_INTERVAL, Account, Awaited, Waiter
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
 from airflow_outbox.postgres.connection import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sessions import Connect, Session, connected
-from airflow_outbox.tickets import (
+from airflow_outbox.tickets.published import (
     GAVE_UP,
     LastWord,
     Outcome,
@@ -45,6 +43,8 @@ from airflow_outbox.tickets import (
     left_of,
     values_of,
 )
+from airflow_outbox.tickets.session import Connect, Session, connected
+from airflow_outbox.tickets.waiters import GREETING_INTERVAL, LOOK_INTERVAL, Account, Awaited, Waiter
 from airflow_outbox.values.records import Ticket
 
 MOST_STATEMENTS = 17

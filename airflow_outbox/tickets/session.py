@@ -14,7 +14,7 @@ from psycopg.rows import tuple_row
 
 from airflow_outbox.postgres.connection import KEEP_ALIVE, parsed
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets import query
+from airflow_outbox.tickets.published import query
 
 PATIENCE = 10.0
 """Seconds that connecting, or a statement, may take."""

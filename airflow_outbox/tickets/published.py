@@ -3,7 +3,7 @@
 `stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has
 committed, the outbox's watermark sees it, and none of its records is parked: then every record of it is in Kafka,
 committed, for every consumer to read. The watermark in the database is up to a second late; who listens hears earlier
-(`airflow_outbox.listening`).
+(`airflow_outbox.tickets.listener`).
 
 A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
