@@ -13,21 +13,21 @@ import click
 import psycopg
 
 from airflow_outbox import __version__
-from airflow_outbox.acls import as_commands, as_table, principal
 from airflow_outbox.audit.command import audit_command
 from airflow_outbox.audit.here import audit
-from airflow_outbox.check import acls, examine
 from airflow_outbox.cli.adopt import adopt_command
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
 from airflow_outbox.cli.parked import parked
 from airflow_outbox.cli.replay import replay_command
 from airflow_outbox.errors import OutboxError
-from airflow_outbox.finding import Severity
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
+from airflow_outbox.operate.acls import as_commands, as_table, principal
+from airflow_outbox.operate.check import acls, examine
+from airflow_outbox.operate.finding import Severity
 from airflow_outbox.postgres.schema import ROLES, Role, cost_of_transaction_id, grant_statements, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.terminal import escaped

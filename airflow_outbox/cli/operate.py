@@ -15,9 +15,9 @@ from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.cli.tickets import show_ticket
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.parked_requests import ParkedCounts
-from airflow_outbox.pump import Load, pump
-from airflow_outbox.status import OutboxStatus, ShardStatus, ask_handover, ask_pause, read_status
+from airflow_outbox.operate.load import Load, pump
+from airflow_outbox.operate.parked_requests import ParkedCounts
+from airflow_outbox.operate.status import OutboxStatus, ShardStatus, ask_handover, ask_pause, read_status
 from airflow_outbox.values.terminal import as_json, escaped
 
 _HANDOVER_PATIENCE = 30.0

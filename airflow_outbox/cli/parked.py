@@ -14,7 +14,7 @@ from rich.text import Text
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
+from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.values.terminal import as_json, as_yaml, escaped
 
 _WIDTH_IN_FILES = 250

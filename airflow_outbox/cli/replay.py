@@ -11,7 +11,7 @@ import click
 from airflow_outbox.cli.common import clear_errors, config_file, database
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.replay import HEADER, Replay, Replayer
+from airflow_outbox.operate.replay import HEADER, Replay, Replayer
 
 
 def _time(_context: click.Context, _parameter: click.Parameter, text: str | None) -> datetime | None:

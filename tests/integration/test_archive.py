@@ -13,11 +13,11 @@ import pytest
 from harvesting import CHILD, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.check import examine
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import FencedError, InvalidNameError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.parked_records import parked_table
+from airflow_outbox.operate.check import examine
 from airflow_outbox.postgres.archive import DAYS_AHEAD, Archive
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox

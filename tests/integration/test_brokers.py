@@ -9,18 +9,18 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.brokers import (
+from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.harvest.cluster import Cluster
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.operate.brokers import (
     ADD_PARTITIONS,
     examine_client,
     examine_settings,
     examine_transactions,
     examine_version,
 )
-from airflow_outbox.check import examine
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.finding import Finding, Severity
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.operate.check import examine
+from airflow_outbox.operate.finding import Finding, Severity
 
 BAD = {
     "transaction.max.timeout.ms": "30000",

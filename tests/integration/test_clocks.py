@@ -11,8 +11,8 @@ from leading import Leader
 
 from airflow_outbox.cli.operate import _leader
 from airflow_outbox.harvest.tokens import FetchedTokens, Token, TokenError
-from airflow_outbox.new_outbox import _execute
-from airflow_outbox.status import read_status
+from airflow_outbox.operate.new_outbox import _execute
+from airflow_outbox.operate.status import read_status
 
 HOUR = 3600.0
 

@@ -21,7 +21,7 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.parked_requests import Choice, ParkedRequests, shown
+from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 

@@ -18,7 +18,7 @@ from harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_unt
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.parked_records import parked_table
-from airflow_outbox.parked_requests import Choice, ParkedRequests
+from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable

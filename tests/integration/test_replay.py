@@ -21,9 +21,9 @@ from airflow_outbox import OutboxRecord
 from airflow_outbox.cli import main
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.operate.replay import Replay, Replayer
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
-from airflow_outbox.replay import Replay, Replayer
 from airflow_outbox.stash import stash
 
 NAME = OutboxName.parse("outbox")

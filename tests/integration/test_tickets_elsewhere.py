@@ -24,10 +24,10 @@ from airflow_outbox.demo.loopback import LOOPBACK
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import TicketRefusedError
 from airflow_outbox.hooks.commits import earlier_ticket
+from airflow_outbox.operate.status import read_status
 from airflow_outbox.postgres.connection import render
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.sql import statements
-from airflow_outbox.status import read_status
 from airflow_outbox.tickets.listener import Listener
 from airflow_outbox.tickets.published import TicketState, TicketStatus, proof_of, ticket_status
 

@@ -95,7 +95,8 @@ def test_decisions_do_no_io() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["airflow_outbox", "airflow_outbox.harvest.__main__", "airflow_outbox.cli", "airflow_outbox.check"]
+    "module",
+    ["airflow_outbox", "airflow_outbox.harvest.__main__", "airflow_outbox.cli", "airflow_outbox.operate.check"],
 )
 def test_neither_airflow_nor_spark_is_loaded(module: str) -> None:
     code = f"import {module}, sys; print(sorted({{'airflow', 'pyspark', 'sqlalchemy'}} & set(sys.modules)))"

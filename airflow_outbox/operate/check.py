@@ -11,15 +11,15 @@ from uuid import UUID
 import psycopg
 from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.acls import DATA_TOPIC, Acl, needed_acls
-from airflow_outbox.brokers import examine_transactions
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
-from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.topics import KafkaNames, unusable
-from airflow_outbox.parked_requests import ParkedRequests
+from airflow_outbox.operate.acls import DATA_TOPIC, Acl, needed_acls
+from airflow_outbox.operate.brokers import examine_transactions
+from airflow_outbox.operate.finding import Finding, Severity
+from airflow_outbox.operate.parked_requests import ParkedRequests
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.connection import Column, connect, located, read_columns, render
 from airflow_outbox.postgres.loaded_rows import is_guarded

@@ -13,9 +13,9 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.finding import Finding, Severity
 from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.operate.finding import Finding, Severity
 
 ADD_PARTITIONS = "AddPartitionsToTxn"
 _VERIFYING = 4  # the version of that request by which brokers verify transactions: Kafka 3.6

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from airflow_outbox.errors import OutboxMissingError
-from airflow_outbox.parked_requests import ParkedCounts, ParkedRequests
+from airflow_outbox.operate.parked_requests import ParkedCounts, ParkedRequests
 from airflow_outbox.postgres.connection import located, render, translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable

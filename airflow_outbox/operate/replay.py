@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.parked_requests import key_value
+from airflow_outbox.operate.parked_requests import key_value
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.connection import column_types, render, translated
 from airflow_outbox.postgres.names import OutboxName

@@ -1,0 +1,1 @@
+"""Tickets: ask whether a transaction is published, wait for many, listen."""
