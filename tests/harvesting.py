@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
+from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable

@@ -18,9 +18,8 @@ from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.audit.prints import Arrived, Header, content_of, lane_of, place_of
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import (
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.errors import (
     REFUSALS,
     explained,
     is_about_unused_group,
@@ -28,6 +27,7 @@ from airflow_outbox.harvest.complaints import (
     refused_settings,
     unreached,
 )
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
 

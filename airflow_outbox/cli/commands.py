@@ -23,8 +23,8 @@ from airflow_outbox.cli.replay import replay_command
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
+from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.harvest.process import Until, harvest
-from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
 from airflow_outbox.operate.acls import as_commands, as_table, principal
 from airflow_outbox.operate.check import acls, examine
 from airflow_outbox.operate.finding import Severity

@@ -20,8 +20,8 @@ from typing import NoReturn
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import PipedEvents
+from airflow_outbox.harvest.kafka.oauth import RelayedTokens
 from airflow_outbox.harvest.process import Until, harvest
-from airflow_outbox.harvest.tokens import RelayedTokens
 
 # A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is
 # over in any case.

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from airflow_outbox.errors import ConfigurationError, InvalidNameError
 from airflow_outbox.harvest.goharvest import GoharvestFile, GoharvestHarvest
+from airflow_outbox.harvest.kafka.oauth import FetchedTokens
 from airflow_outbox.harvest.settings import (
     Duration,
     KafkaSettings,
@@ -23,7 +24,6 @@ from airflow_outbox.harvest.settings import (
     names,
     unknown_setting,
 )
-from airflow_outbox.harvest.tokens import FetchedTokens
 from airflow_outbox.postgres.names import OutboxName
 
 DeliveryMode = Literal["exactly_once", "at_least_once"]

@@ -15,23 +15,23 @@ from typing import Literal, Self
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.archiving import tend_archive
-from airflow_outbox.harvest.complaints import NowAndThen, RepeatedWarnings
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.harvester import SHARD, Harvester
-from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
+from airflow_outbox.harvest.kafka.election import NeliElection
+from airflow_outbox.harvest.kafka.errors import NowAndThen, RepeatedWarnings
+from airflow_outbox.harvest.kafka.fencing import StuckIds
+from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
+from airflow_outbox.harvest.kafka.oauth import TokenSource
+from airflow_outbox.harvest.kafka.producer import KafkaLog, producer_settings
+from airflow_outbox.harvest.kafka.record_size import client_limit
+from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.modes import Modes
-from airflow_outbox.harvest.neli import NeliElection
 from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.stamps import StampNames
-from airflow_outbox.harvest.record_sizes import client_limit
 from airflow_outbox.harvest.settings import LogLevel
-from airflow_outbox.harvest.tokens import TokenSource
-from airflow_outbox.harvest.topic_book import TopicBook
-from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
-from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName

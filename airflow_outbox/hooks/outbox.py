@@ -20,8 +20,8 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_outbox.errors import ConfigurationError, JobError, OutboxError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.tokens import FetchedTokens, Token, fetch_token
-from airflow_outbox.harvest.topics import KafkaNames, leader_partitions
+from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
+from airflow_outbox.harvest.kafka.oauth import FetchedTokens, Token, fetch_token
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.harvest.transactional import transactional_ids
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.kafka.transactional_log import transactional_ids
 from airflow_outbox.postgres.table import SHARD
 
 Resource = Literal["group", "topic", "transactional-id"]

@@ -33,13 +33,13 @@ import psycopg
 
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.kafka.transactional_log import fence_producers
 from airflow_outbox.harvest.parked_records import parked_table, reasons
 from airflow_outbox.harvest.protocol.adoption import Adopting, adopting, require_own_ledger
 from airflow_outbox.harvest.protocol.ledger import Entry, Unread, expanded
 from airflow_outbox.harvest.protocol.recovery import differences_of_databases
-from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.harvest.transactional import fence_producers
 from airflow_outbox.postgres.connection import connect, render, translated
 from airflow_outbox.postgres.table import SHARD, OutboxTable
 from airflow_outbox.sql import statements

@@ -13,8 +13,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.admin import Cluster
 from airflow_outbox.operate.finding import Finding, Severity
 
 ADD_PARTITIONS = "AddPartitionsToTxn"

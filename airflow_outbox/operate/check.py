@@ -12,10 +12,10 @@ import psycopg
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, unusable
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.errors import not_allowed
+from airflow_outbox.harvest.kafka.names import KafkaNames, unusable
 from airflow_outbox.operate.acls import DATA_TOPIC, Acl, needed_acls
 from airflow_outbox.operate.brokers import examine_transactions
 from airflow_outbox.operate.finding import Finding, Severity

@@ -19,10 +19,10 @@ from uuid import UUID
 import psycopg
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.harvest.transactional import transactional_ids
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.kafka.transactional_log import transactional_ids
 from airflow_outbox.postgres.connection import connect, render, translated
 from airflow_outbox.postgres.table import SHARD, OutboxTable
 from airflow_outbox.sql import statements

@@ -13,7 +13,7 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_outbox.errors import OutboxError
-from airflow_outbox.harvest.tokens import Token
+from airflow_outbox.harvest.kafka.oauth import Token
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.triggers.alerts import Alerts, check_path
 from airflow_outbox.triggers.child import COMMAND, HarvestChild

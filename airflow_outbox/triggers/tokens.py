@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 
-from airflow_outbox.harvest.tokens import Token, TokenError
+from airflow_outbox.harvest.kafka.oauth import Token, TokenError
 from airflow_outbox.triggers.child import HarvestChild
 
 FIRST_DELAY = 1.0

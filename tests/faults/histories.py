@@ -18,7 +18,7 @@ from harvesting import CHILD, COMMAND, PATIENCE, Outbox, Process, wait_until
 
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable

@@ -27,7 +27,7 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.loopback import LOOPBACK, free_port
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.table import OutboxTable
 
 TAKE_OVER = 8.0

@@ -20,7 +20,7 @@ from harvesting import Process, make_outbox, wait_until
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import make_leader_topic
+from airflow_outbox.harvest.kafka.names import make_leader_topic
 
 BEFORE, SHARED, LATER = 300, 50, 40
 ROUNDS = 12  # of LATER records, in which the copy tries again and again

@@ -21,11 +21,11 @@ from typing import Any
 
 from airflow_outbox.harvest import postgres, process, transactional
 from airflow_outbox.harvest.__main__ import main
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
+from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.postgres import PostgresTable
 from airflow_outbox.harvest.protocol.transaction import Call
-from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.harvest.transactional import KafkaTransactionalLog
-from airflow_outbox.harvest.transactional_producer import TransactionalProducer
 from airflow_outbox.postgres import table
 from airflow_outbox.sql import statements
 

@@ -26,7 +26,7 @@ from pooler import Pooler
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable
 

@@ -14,9 +14,9 @@ from hostile.innocents import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_outbox.harvest.kafka.partitioner import Partitioner
+from airflow_outbox.harvest.kafka.topic_cache import Topic, TopicBook
 from airflow_outbox.harvest.parked_records import parked_table
-from airflow_outbox.harvest.partitioner import Partitioner
-from airflow_outbox.harvest.topic_book import Topic, TopicBook
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName

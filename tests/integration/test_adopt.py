@@ -20,9 +20,9 @@ from harvesting import CHILD, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.protocol.ledger import Ledger, LedgerRecord
-from airflow_outbox.harvest.topics import KafkaNames
 from airflow_outbox.operate.adopt import Adoption, adopt
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.table import OutboxTable

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.harvest.cluster import Cluster
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.admin import Cluster
 from airflow_outbox.operate.brokers import (
     ADD_PARTITIONS,
     examine_client,

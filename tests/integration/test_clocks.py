@@ -10,7 +10,7 @@ import pytest
 from leading import Leader
 
 from airflow_outbox.cli.operate import _leader
-from airflow_outbox.harvest.tokens import FetchedTokens, Token, TokenError
+from airflow_outbox.harvest.kafka.oauth import FetchedTokens, Token, TokenError
 from airflow_outbox.operate.new_outbox import _execute
 from airflow_outbox.operate.status import read_status
 

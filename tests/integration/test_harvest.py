@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
+from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.table import OutboxTable
 
 

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.harvest.partitioner import Partitioner, murmur2
+from airflow_outbox.harvest.kafka.partitioner import Partitioner, murmur2
 from airflow_outbox.values.pages import OutboxRow
 
 PARTITIONS = 7
@@ -61,8 +61,8 @@ def test_what_the_client_chooses_at_random_is_left_to_it(empty: str | bytes) -> 
 
 @pytest.fixture
 def judged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_outbox.harvest.partitioner._JUDGED_AT_ONCE", 200)
-    monkeypatch.setattr("airflow_outbox.harvest.partitioner._LEFT_ALONE", 1600)
+    monkeypatch.setattr("airflow_outbox.harvest.kafka.partitioner._JUDGED_AT_ONCE", 200)
+    monkeypatch.setattr("airflow_outbox.harvest.kafka.partitioner._LEFT_ALONE", 1600)
 
 
 @pytest.mark.usefixtures("judged_soon")
@@ -84,7 +84,7 @@ def test_keys_that_come_again_are_remembered(first_pages: list[int]) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_outbox.harvest.partitioner._MOST_KEYS", 100)
+    monkeypatch.setattr("airflow_outbox.harvest.kafka.partitioner._MOST_KEYS", 100)
     partitioner = Partitioner("murmur2_random")
     for start in range(0, 1000, 30):
         rows = [row("t", str(start + number // 2)) for number in range(60)]

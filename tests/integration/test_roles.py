@@ -10,9 +10,9 @@ import pytest
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.neli import NeliElection
+from airflow_outbox.harvest.kafka.election import NeliElection
+from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions, make_leader_topic
 from airflow_outbox.harvest.protocol.election import Standing
-from airflow_outbox.harvest.topics import KafkaNames, leader_partitions, make_leader_topic
 
 Join = Callable[[], NeliElection]
 

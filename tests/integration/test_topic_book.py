@@ -23,10 +23,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from harvesting import wait_until
 
 from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.harvest import topic_book
+from airflow_outbox.harvest.kafka.producer import topic_cache as topic_book
+from airflow_outbox.harvest.kafka.record_size import size_for_broker
+from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.harvest.record_sizes import size_for_broker
-from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.postgres.table import MarkedRecord
 
 LIMIT = 5000

@@ -12,8 +12,8 @@ from secure.conftest import MakeOutbox
 
 from airflow_outbox.audit.topics import Span, arrived
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.ledger_reader import LedgerReader
-from airflow_outbox.harvest.topics import KafkaNames
+from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.names import KafkaNames
 
 LONG = 2.0  # seconds in which Kafka's client has found out that it may not ask for its group's coordinator
 RECORDS = 20_000  # more than the audit takes at once

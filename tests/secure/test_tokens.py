@@ -18,7 +18,7 @@ from secure.jws import unsigned
 
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.tokens import FetchedTokens, TokenError
+from airflow_outbox.harvest.kafka.oauth import FetchedTokens, TokenError
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 LIFE = 7.0

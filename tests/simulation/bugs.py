@@ -26,7 +26,7 @@ from simulation.verdicts import Verdict
 from simulation.world import SOUND, Design
 
 from airflow_outbox.harvest import exactly_once, modes
-from airflow_outbox.harvest.fencing import StuckIds
+from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.protocol import adoption, closure, recovery
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Entry

@@ -14,7 +14,7 @@ from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, NoL
 from simulation.network import Answer, Link, Network
 
 from airflow_outbox.errors import HistoryError, KafkaError, PublishError, RecordsRefusedError, StuckTransactionsError
-from airflow_outbox.harvest.fencing import Fencing, StuckIds
+from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal

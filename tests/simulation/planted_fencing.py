@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
-from airflow_outbox.harvest.fencing import StuckIds
+from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.values.fence import Fence, Flushed, recorded_ids
 
 

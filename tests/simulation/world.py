@@ -23,8 +23,8 @@ from simulation.statements import Server
 from simulation.table import SimulatedTable
 
 from airflow_outbox.harvest.config import DeliveryMode, Limits
-from airflow_outbox.harvest.fencing import StuckIds
 from airflow_outbox.harvest.harvester import Harvester
+from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Log, TransactionalLog
 

@@ -147,7 +147,7 @@ def test_what_is_named_is_there() -> None:
         for name in re.findall(r"`((?:Outbox|Harvest)\w+)", text):
             assert name in classes, f"{page.relative_to(ROOT)} names {name}"
             named.add(name)
-    assert named >= {"airflow_outbox.harvest.neli", "OutboxHarvestSensor"}
+    assert named >= {"airflow_outbox.harvest.kafka.election", "OutboxHarvestSensor"}
 
 
 def test_every_setting_is_in_the_reference_with_its_default() -> None:

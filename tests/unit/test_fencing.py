@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.fencing import StuckIds
+from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.protocol.recovery import require_given_up
 from airflow_outbox.values.fence import Fence, Flushed, History, Request, Witness, recorded_ids
 from airflow_outbox.values.records import Snapshot

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from airflow_outbox.harvest.record_sizes import (
+from airflow_outbox.harvest.kafka.record_size import (
     client_limit,
     compresses,
     least_size_for_broker,

@@ -24,7 +24,7 @@ from airflow_outbox.demo.airflow import AirflowStandalone
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.topics import KafkaNames, make_internal_topics
+from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.postgres.table import OutboxTable

@@ -15,10 +15,10 @@ from simulation.log import kafka_link
 from simulation.world import World
 
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.neli import NeliElection
+from airflow_outbox.harvest.kafka.election import NeliElection
+from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions, make_leader_topic
 from airflow_outbox.harvest.ports import Election
 from airflow_outbox.harvest.protocol.election import Change, Lead, Standing
-from airflow_outbox.harvest.topics import KafkaNames, leader_partitions, make_leader_topic
 
 HEARTBEAT_TIMEOUT = 1.0
 

@@ -20,13 +20,13 @@ from simulation.world import World
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import KafkaLog, producer_settings
+from airflow_outbox.harvest.kafka.names import KafkaNames, make_ledger_topic
+from airflow_outbox.harvest.kafka.producer import KafkaLog, producer_settings
+from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.ports import Delivery, Log, TransactionalLog
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head
 from airflow_outbox.harvest.protocol.parking import Cause
-from airflow_outbox.harvest.topic_book import TopicBook
-from airflow_outbox.harvest.topics import KafkaNames, make_ledger_topic
-from airflow_outbox.harvest.transactional import KafkaTransactionalLog
 from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import OutboxRow
 from airflow_outbox.values.records import Snapshot

@@ -18,7 +18,8 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError, StuckTransactionsError
-from airflow_outbox.harvest.complaints import (
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.errors import (
     CLIENT_ERRORS,
     REFUSALS,
     clocks_differ,
@@ -27,13 +28,12 @@ from airflow_outbox.harvest.complaints import (
     raised,
     refused_settings,
 )
-from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka import PARTITION_BY_KEY, REFUSED, producer_settings, shown
-from airflow_outbox.harvest.partitioner import Partitioner
+from airflow_outbox.harvest.kafka.partitioner import Partitioner
+from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED, producer_settings, shown
+from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction, smallest_gap
 from airflow_outbox.harvest.protocol.turns import Place
-from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.values.pages import SIZE, OutboxRow
 

@@ -11,18 +11,18 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import HistoryError, KafkaError
-from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import (
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.errors import (
     REFUSALS,
     explained,
     is_about_unused_group,
     not_allowed,
     refused_settings,
 )
-from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.ledger import Ledger, Unread
-from airflow_outbox.harvest.topics import KafkaNames
 
 logger = logging.getLogger(__name__)
 

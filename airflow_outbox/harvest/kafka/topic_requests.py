@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.complaints import CLIENT_ERRORS, REFUSALS
+from airflow_outbox.harvest.kafka.errors import CLIENT_ERRORS, REFUSALS
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
 

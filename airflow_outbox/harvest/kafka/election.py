@@ -23,10 +23,10 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Produ
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import REFUSALS, clocks_differ, explained, not_allowed, refused_settings
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.errors import REFUSALS, clocks_differ, explained, not_allowed, refused_settings
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
 from airflow_outbox.postgres.names import is_kafkas_own
 

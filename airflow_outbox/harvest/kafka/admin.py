@@ -21,8 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.complaints import (
+from airflow_outbox.harvest.kafka.errors import (
     REFUSALS,
     explained,
     is_about_login,
@@ -30,6 +29,7 @@ from airflow_outbox.harvest.complaints import (
     refused_settings,
     unreached,
 )
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 
 logger = logging.getLogger(__name__)
 

@@ -38,10 +38,9 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import clocks_differ, not_allowed
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.harvest.record_sizes import (
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.errors import clocks_differ, not_allowed
+from airflow_outbox.harvest.kafka.record_size import (
     Row,
     client_limit,
     compresses,
@@ -49,7 +48,8 @@ from airflow_outbox.harvest.record_sizes import (
     size_for_broker,
     size_for_client,
 )
-from airflow_outbox.harvest.topic_requests import TopicRequests
+from airflow_outbox.harvest.kafka.topic_requests import TopicRequests
+from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.postgres.names import is_kafkas_own
 from airflow_outbox.values.pages import SIZE, OutboxRow
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Self
 
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.fencing import Fencing, StuckIds
-from airflow_outbox.harvest.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
+from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.transactional_producer import CALLS_UNTIL_STUCK, TransactionalProducer, fence_producer
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.rotation import Rotation
-from airflow_outbox.harvest.topic_book import TopicBook
-from airflow_outbox.harvest.topics import KafkaNames
-from airflow_outbox.harvest.transactional_producer import CALLS_UNTIL_STUCK, TransactionalProducer, fence_producer
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.values.pages import OutboxRow
 

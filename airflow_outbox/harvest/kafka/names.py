@@ -11,9 +11,9 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
-from airflow_outbox.harvest.cluster import Cluster
-from airflow_outbox.harvest.complaints import explained, not_allowed
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.errors import explained, not_allowed
 from airflow_outbox.postgres.names import is_kafkas_own
 
 _HEARTBEATS_KEPT_MS = 600_000

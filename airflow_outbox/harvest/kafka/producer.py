@@ -15,8 +15,8 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
-from airflow_outbox.harvest.clients import CLIENT_SETTINGS
-from airflow_outbox.harvest.complaints import (
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.errors import (
     CLIENT_ERRORS,
     REFUSALS,
     clocks_differ,
@@ -25,10 +25,10 @@ from airflow_outbox.harvest.complaints import (
     raised,
     refused_settings,
 )
-from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.harvest.topic_book import TopicBook
 from airflow_outbox.postgres.table import MarkedRecord
 
 logger = logging.getLogger(__name__)
