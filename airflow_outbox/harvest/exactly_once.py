@@ -40,12 +40,13 @@ from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
+from airflow_outbox.harvest.protocol.atomic_batches import Closure, Taken, lengths_in, transactions
+from airflow_outbox.harvest.protocol.atomic_parking import WholeTransactions, closed_prefix
+from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
-from airflow_outbox.harvest.protocol.closure import Closure, Taken, lengths_in, transactions
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
-from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
-from airflow_outbox.harvest.protocol.pace import Pace
+from airflow_outbox.harvest.protocol.ledger_state import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import (
     Recovery,
@@ -55,8 +56,7 @@ from airflow_outbox.harvest.protocol.recovery import (
     require_page,
     require_pulse,
 )
-from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
-from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions, closed_prefix
+from airflow_outbox.harvest.protocol.transaction_headers import StampNames, Stamps
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness, recorded_ids

@@ -19,14 +19,14 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 from uuid import UUID
 
+from airflow_outbox.harvest.at_least_once import RowMarksTerm
 from airflow_outbox.harvest.config import DeliveryMode, Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
 from airflow_outbox.harvest.ports import Events, Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
-from airflow_outbox.harvest.protocol.pace import Pace
+from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.parking import Caution
 from airflow_outbox.harvest.protocol.recovery import require_history
-from airflow_outbox.harvest.protocol.stamps import StampNames
-from airflow_outbox.harvest.row_marks import RowMarksTerm
+from airflow_outbox.harvest.protocol.transaction_headers import StampNames
 from airflow_outbox.harvest.term import Term
 from airflow_outbox.values.fence import Fence
 

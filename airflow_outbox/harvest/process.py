@@ -28,9 +28,9 @@ from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
-from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.harvest.protocol.election import Standing
-from airflow_outbox.harvest.protocol.stamps import StampNames
+from airflow_outbox.harvest.protocol.transaction_headers import StampNames
 from airflow_outbox.harvest.settings import LogLevel
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.connection import connect

@@ -16,9 +16,9 @@ from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.protocol.batches import Batch
-from airflow_outbox.harvest.protocol.ledger_keeping import LedgerKeeping
+from airflow_outbox.harvest.protocol.ledger_state import LedgerKeeping
 from airflow_outbox.harvest.protocol.parking import SingleRecords
-from airflow_outbox.harvest.protocol.transaction import Call
+from airflow_outbox.harvest.protocol.producer_state import Call
 from airflow_outbox.postgres.table import OutboxTable
 from benchmarks.profiling.timers import Timers
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from airflow_outbox.harvest.__main__ import main
-from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.harvest.protocol.election import Candidate
 from airflow_outbox.harvest.term import Term
 

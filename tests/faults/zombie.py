@@ -24,8 +24,8 @@ from airflow_outbox.harvest.__main__ import main
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
-from airflow_outbox.harvest.postgres import PostgresTable
-from airflow_outbox.harvest.protocol.transaction import Call
+from airflow_outbox.harvest.postgres_table import PostgresTable
+from airflow_outbox.harvest.protocol.producer_state import Call
 from airflow_outbox.postgres import table
 from airflow_outbox.sql import statements
 

@@ -26,7 +26,7 @@ from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.postgres.connection import render
 from airflow_outbox.postgres.names import OutboxName

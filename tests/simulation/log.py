@@ -18,7 +18,7 @@ from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.harvest.protocol.transaction import JITTER, Call, Transaction
+from airflow_outbox.harvest.protocol.producer_state import JITTER, Call, Transaction
 from airflow_outbox.harvest.rotation import Rotation
 from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import OutboxRow

@@ -16,8 +16,8 @@ from airflow_outbox.harvest import exactly_once
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
 from airflow_outbox.harvest.protocol import windows
+from airflow_outbox.harvest.protocol.atomic_batches import Closure, Taken
 from airflow_outbox.harvest.protocol.batches import Batch
-from airflow_outbox.harvest.protocol.closure import Closure, Taken
 from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
 from airflow_outbox.values.fence import Fence

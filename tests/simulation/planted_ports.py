@@ -14,7 +14,7 @@ from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
-from airflow_outbox.harvest.protocol.transaction import Call, State
+from airflow_outbox.harvest.protocol.producer_state import Call, State
 from airflow_outbox.values.fence import Fence
 from airflow_outbox.values.pages import OutboxRow, Page, Reading
 from airflow_outbox.values.records import Snapshot

@@ -9,7 +9,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_outbox.harvest.protocol.closure import Closure, Taken, behind, lengths_in, transactions
+from airflow_outbox.harvest.protocol.atomic_batches import Closure, Taken, behind, lengths_in, transactions
 from airflow_outbox.harvest.protocol.parking import Cause
 from airflow_outbox.values.pages import TRANSACTION_ID, OutboxRow
 

@@ -12,10 +12,10 @@ from uuid import UUID
 import pytest
 from unit.test_ledger import FENCE
 
+from airflow_outbox.harvest.at_least_once import RowMarksTerm
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.modes import Modes
-from airflow_outbox.harvest.row_marks import RowMarksTerm
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_outbox.harvest.protocol.pace import Pace
+from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.values.pages import OutboxRow, count_within
 
 LONGEST = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from airflow_outbox.harvest.protocol.stamps import StampNames, Stamps
+from airflow_outbox.harvest.protocol.transaction_headers import StampNames, Stamps
 from airflow_outbox.values.pages import Length, OutboxRow
 
 

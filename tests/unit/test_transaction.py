@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_outbox.errors import KafkaError, PublishError, UncertainCommitError
-from airflow_outbox.harvest.protocol.transaction import Call, Complaint, State, Transaction, smallest_gap
+from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, State, Transaction, smallest_gap
 
 GAP = 0.4
 TO = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
+from airflow_outbox.harvest.protocol.atomic_parking import WholeTransactions
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal
-from airflow_outbox.harvest.protocol.whole_transactions import WholeTransactions
 from airflow_outbox.values.pages import Length, OutboxRow
 
 

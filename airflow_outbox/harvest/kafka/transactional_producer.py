@@ -32,7 +32,7 @@ from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED, producer_settings, shown
 from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
-from airflow_outbox.harvest.protocol.transaction import Call, Complaint, Transaction, smallest_gap
+from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, Transaction, smallest_gap
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.values.pages import SIZE, OutboxRow

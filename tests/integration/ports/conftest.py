@@ -11,7 +11,7 @@ from simulation.world import World
 from tables_under_test import INSERT, RealWriter, SimulatedWriter, TableUnderTest, Writer
 
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.postgres import PostgresTable
+from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import MarkedRecord

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
-from airflow_outbox.harvest.protocol.closure import behind, too_large, too_slow, too_spread, transactions
+from airflow_outbox.harvest.protocol.atomic_batches import behind, too_large, too_slow, too_spread, transactions
 from airflow_outbox.harvest.protocol.parking import (
     Caution,
     Diversion,

@@ -1,0 +1,1 @@
+"""The engine's ports over Kafka, by confluent-kafka."""
