@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_outbox.audit.findings import AuditReport, Kind
-from airflow_outbox.audit.scene import AuditRequest
+from airflow_outbox.audit.run import AuditRequest
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.values.terminal import as_json, as_yaml, escaped

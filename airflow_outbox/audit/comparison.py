@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from airflow_outbox.audit.findings import Clue, Findings, Kind
-from airflow_outbox.audit.prints import NO_PIN, Arrived, Stashed
+from airflow_outbox.audit.fingerprints import NO_PIN, Arrived, Stashed
 from airflow_outbox.sql import statements
 
 _END: tuple[int, ...] = (1 << 63, 0, 0, 0)  # behind every lane

@@ -26,8 +26,8 @@ from pyspark.sql import functions as F
 from airflow_outbox.audit.command import audit_command
 from airflow_outbox.audit.comparison import Comparison
 from airflow_outbox.audit.findings import AuditReport, Clue, Findings, Kind, first_clues
-from airflow_outbox.audit.prints import Arrived, Stashed
-from airflow_outbox.audit.scene import AuditRequest, Scene
+from airflow_outbox.audit.fingerprints import Arrived, Stashed
+from airflow_outbox.audit.run import AuditRequest, Scene
 from airflow_outbox.audit.table import Reading, StashedTable
 from airflow_outbox.audit.topics import Span, arrived
 from airflow_outbox.harvest.config import HarvestConfig

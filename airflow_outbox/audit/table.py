@@ -9,7 +9,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.audit.prints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
+from airflow_outbox.audit.fingerprints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError
 from airflow_outbox.postgres.connection import Column, located, read_columns, render, translated
 from airflow_outbox.postgres.names import OutboxName

@@ -16,7 +16,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.audit.prints import Arrived, Header, content_of, lane_of, place_of
+from airflow_outbox.audit.fingerprints import Arrived, Header, content_of, lane_of, place_of
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.kafka.admin import Cluster
 from airflow_outbox.harvest.kafka.errors import (

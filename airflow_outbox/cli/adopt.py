@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from airflow_outbox.cli.common import clear_errors, config_file
+from airflow_outbox.cli.options import clear_errors, config_file
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.adopt import adopt
 from airflow_outbox.operate.new_outbox import Copied, make_new_outbox

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.options import clear_errors, config_file, database
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown

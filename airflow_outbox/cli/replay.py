@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import click
 
-from airflow_outbox.cli.common import clear_errors, config_file, database
+from airflow_outbox.cli.options import clear_errors, config_file, database
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.replay import HEADER, Replay, Replayer

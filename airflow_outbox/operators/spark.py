@@ -28,8 +28,8 @@ from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark import settings
-from airflow_outbox.spark.data_source import offered
-from airflow_outbox.spark.package import packed
+from airflow_outbox.spark.credentials import offered
+from airflow_outbox.spark.py_files import packed
 from airflow_outbox.stash import stash
 from airflow_outbox.values.environment import without_airflow
 from airflow_outbox.values.records import Ticket

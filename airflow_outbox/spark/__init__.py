@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_outbox.spark.data_source import OutboxDataSource
     from airflow_outbox.spark.registration import register
-    from airflow_outbox.spark.source import OutboxDataSource
 
 __all__ = ["OutboxDataSource", "register"]
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return register
     if name == "OutboxDataSource":
-        from airflow_outbox.spark.source import OutboxDataSource
+        from airflow_outbox.spark.data_source import OutboxDataSource
 
         return OutboxDataSource
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -11,10 +11,10 @@ import psycopg
 from airflow_outbox.errors import JobError
 from airflow_outbox.postgres.connection import render, translated
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.spark.insert import Statements, stash_rows, stash_text
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import Run, StagedRows
-from airflow_outbox.spark.stashing import Statements, stash_rows, stash_text
 from airflow_outbox.sql import statements
 from airflow_outbox.values.records import Ticket
 

@@ -1,48 +1,71 @@
-"""How a task hands the data source, which has a password in it, to the driver of the job that it submits.
+"""The data source `outbox`: `df.write.format("outbox")` and `df.writeStream.format("outbox")`.
 
-Through a named pipe: what it holds is in the kernel's memory, for whoever may open the pipe, and is gone once it is
-read or the task has ended, however it did. A plain file, such as a mounted secret, is read as well.
+A write goes through these states. *Planned*: Spark asks for the writer, in a process beside the driver, which looks at
+the outbox and, for a batch write, for an earlier commit of the same id. *Staged*: task attempts stage, as often as
+Spark likes. *Committed*: Spark hands one message a partition to `commit()`, in another process, which commits them in
+one transaction; or it calls `abort()`, also after a `commit()` that failed or whose end it has not seen.
+
+What holds in all of them: rows become visible in the outbox by that one transaction only, which also enters the id; and
+of an id that is entered, nothing is committed again. So neither `abort()` nor a second try need to know how far the
+first one came.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 
 from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.spark.batch import BatchWriter, batch_writer
+from airflow_outbox.spark.options import WriteOptions, read_options
+from airflow_outbox.spark.stream import StreamWriter, stream_writer
 
-_MAX_BYTES = 65_536  # what a pipe holds on Linux; a data source is far smaller
-
-
-@contextmanager
-def offered(data_source: str) -> Iterator[str]:
-    """The path of a pipe that holds the data source for one reader of this user, for as long as the block lasts."""
-    with tempfile.TemporaryDirectory(prefix="airflow-outbox-") as folder:
-        path = Path(folder) / "data_source"
-        os.mkfifo(path, 0o600)
-        pipe = os.open(path, os.O_RDWR)  # not for writing alone, which would wait for a reader
-        try:
-            os.write(pipe, data_source.encode())
-            yield str(path)
-        finally:
-            os.close(pipe)
+_SPARKS_OWN = ("checkpointlocation", "queryname")  # options of a stream that Spark passes on to the sink
 
 
-def taken(path: str) -> str:
-    """The data source from a pipe, once, or from a file. Raises ConfigurationError."""
-    try:
-        source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            data_source = os.read(source, _MAX_BYTES).decode().strip()
-        finally:
-            os.close(source)
-    except BlockingIOError:
-        raise ConfigurationError(f"{path} has been read already. Let the job ask for its settings once") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}. The driver must be able to read the file") from error
-    if not data_source:
-        raise ConfigurationError(f"{path} is empty. Has the task that submitted the job ended? Then submit it again")
-    return data_source
+class OutboxDataSource(DataSource):
+    """Writes a DataFrame's rows as records of an outbox, once. `register()` makes it known to a session."""
+
+    defaults: ClassVar[Mapping[str, str]] = {}
+    """Options that `register()` took from the session's settings; what a write names itself wins."""
+
+    written: ClassVar[Path | None] = None
+    """A folder of the driver's, for notes of which of the session's ids has been committed under."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "outbox"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        _require_append(overwrite)
+        given = {name.lower() for name in self.options}
+        options = self._options()
+        wrote = None
+        if options.commit_id is not None and self.written is not None and "txnappid" not in given:
+            name = hashlib.sha256(repr(options.commit_id).encode()).hexdigest()
+            wrote = self.written / name
+        return batch_writer(schema, options, wrote=wrote)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        _require_append(overwrite)
+        return stream_writer(schema, self._options(with_commit_id=False))
+
+    def _options(self, *, with_commit_id: bool = True) -> WriteOptions:
+        defaults = {name.lower(): value for name, value in self.defaults.items()}
+        given = {name.lower(): value for name, value in self.options.items() if name.lower() not in _SPARKS_OWN}
+        if not with_commit_id or "txnappid" in given:  # a version belongs to its id
+            for name in ("txnappid", "txnversion"):
+                defaults.pop(name, None)
+        return read_options(defaults | given)
+
+
+def _require_append(overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigurationError(
+            'an outbox is only added to. Write with mode("append"); a stream, with outputMode("append")'
+        )

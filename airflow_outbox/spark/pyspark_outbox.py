@@ -4,6 +4,6 @@ without `register()`, for a write that names its `url`.
 
 from __future__ import annotations
 
-from airflow_outbox.spark.source import OutboxDataSource as DefaultSource
+from airflow_outbox.spark.data_source import OutboxDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

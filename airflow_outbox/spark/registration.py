@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_outbox.spark import settings
-from airflow_outbox.spark.data_source import taken
-from airflow_outbox.spark.source import OutboxDataSource
+from airflow_outbox.spark.credentials import taken
+from airflow_outbox.spark.data_source import OutboxDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from airflow_outbox.postgres.names import OutboxName, identifier
 from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId
-from airflow_outbox.spark.patience import patiently
+from airflow_outbox.spark.retrying import patiently
 from airflow_outbox.sql import statements
 
 log = logging.getLogger(__name__)

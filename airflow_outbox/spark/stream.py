@@ -21,7 +21,7 @@ from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import STREAM_INLINE_BYTES, CommitId, WriteOptions
-from airflow_outbox.spark.patience import patiently
+from airflow_outbox.spark.retrying import patiently
 from airflow_outbox.spark.staging import Run
 from airflow_outbox.spark.writer import AttemptMessage, Plan, abandon, commit_attempts, planned, write_attempt
 

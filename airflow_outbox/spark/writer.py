@@ -27,9 +27,9 @@ from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
 from airflow_outbox.spark.layout import Layout, plan
 from airflow_outbox.spark.options import CommitId, WriteOptions
-from airflow_outbox.spark.patience import patiently
-from airflow_outbox.spark.rules import Problem, first_problem
+from airflow_outbox.spark.retrying import patiently
 from airflow_outbox.spark.staging import Run, StagedRows, drop, stage, sweep
+from airflow_outbox.spark.validation import Problem, first_problem
 from airflow_outbox.sql import statements
 
 log = logging.getLogger(__name__)

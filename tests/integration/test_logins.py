@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
 from airflow_outbox.postgres.connection import connect
-from airflow_outbox.spark import patience
+from airflow_outbox.spark import retrying as patience
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_spark_finds_the_data_source_at_the_top_level(wheel: zipfile.ZipFile, tm
         code = (
             "import pyspark_outbox, sys; from pyspark.sql.worker.lookup_data_sources import iter_modules;"
             "assert 'airflow' not in sys.modules; assert 'pyspark_outbox' in {info.name for info in iter_modules()};"
-            "from airflow_outbox.spark.package import packed; from pathlib import Path; import zipfile;"
+            "from airflow_outbox.spark.py_files import packed; from pathlib import Path; import zipfile;"
             f"packed_names = zipfile.ZipFile(packed(Path({str(tmp_path)!r}))).namelist();"
             "assert packed_names.count('pyspark_outbox.py') == 1;"
             "print(pyspark_outbox.__file__, pyspark_outbox.DefaultSource.name())"

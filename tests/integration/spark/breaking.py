@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from airflow_outbox.spark.batch import BatchWriter
-from airflow_outbox.spark.source import OutboxDataSource
+from airflow_outbox.spark.data_source import OutboxDataSource
 
 Fault = Callable[[], None]
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job
 from airflow_outbox.audit.findings import AuditReport
-from airflow_outbox.audit.scene import AuditRequest
+from airflow_outbox.audit.run import AuditRequest
 from airflow_outbox.demo.java import find_java, java_home
 from airflow_outbox.demo.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_outbox.audit.comparison import Comparison
 from airflow_outbox.audit.findings import Clue, Findings, Kind
-from airflow_outbox.audit.prints import (
+from airflow_outbox.audit.fingerprints import (
     DUE,
     EXPIRED,
     NO_PIN,

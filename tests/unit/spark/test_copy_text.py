@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_outbox.spark.copy_text import PIECE_BYTES, copy_lines, pieces
 from airflow_outbox.spark.layout import Layout, StagedColumn
-from airflow_outbox.spark.rules import first_problem
+from airflow_outbox.spark.validation import first_problem
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
 LAYOUT = Layout(

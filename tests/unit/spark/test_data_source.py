@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.spark.data_source import offered, taken
+from airflow_outbox.spark.credentials import offered, taken
 
 SECRET = "host=db user=job password='correct horse'"
 
@@ -43,7 +43,7 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
 
 def test_a_task_that_is_killed_leaves_nothing_to_read(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from airflow_outbox.spark.data_source import offered\n"
+        "import sys, time; from airflow_outbox.spark.credentials import offered\n"
         "with offered(sys.stdin.read()) as path: print(path, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program]

@@ -16,7 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, Airflo
 from airflow_outbox import __version__
 from airflow_outbox.errors import ConfigurationError, PostgresError
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
-from airflow_outbox.spark.package import packed
+from airflow_outbox.spark.py_files import packed
 
 RUN: Any = {"ti": SimpleNamespace(dag_id="shop", task_id="orders", run_id="manual__1", map_index=-1)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_outbox.audit.comparison import Comparison
 from airflow_outbox.audit.findings import AuditReport
-from airflow_outbox.audit.scene import AuditRequest, Scene
+from airflow_outbox.audit.run import AuditRequest, Scene
 from airflow_outbox.audit.topics import arrived
 from airflow_outbox.harvest.config import HarvestConfig
 

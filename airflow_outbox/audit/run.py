@@ -20,7 +20,7 @@ from typing import Any, Self
 from psycopg import IsolationLevel
 
 from airflow_outbox.audit.findings import AuditReport, Clue, Example, Findings, Kind, faults
-from airflow_outbox.audit.prints import slot_and_offset
+from airflow_outbox.audit.fingerprints import slot_and_offset
 from airflow_outbox.audit.table import Reading, StashedTable
 from airflow_outbox.audit.topics import Span, ends, horizons, spans
 from airflow_outbox.errors import ConfigurationError

@@ -1,0 +1,48 @@
+"""How a task hands the data source, which has a password in it, to the driver of the job that it submits.
+
+Through a named pipe: what it holds is in the kernel's memory, for whoever may open the pipe, and is gone once it is
+read or the task has ended, however it did. A plain file, such as a mounted secret, is read as well.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from airflow_outbox.errors import ConfigurationError
+
+_MAX_BYTES = 65_536  # what a pipe holds on Linux; a data source is far smaller
+
+
+@contextmanager
+def offered(data_source: str) -> Iterator[str]:
+    """The path of a pipe that holds the data source for one reader of this user, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory(prefix="airflow-outbox-") as folder:
+        path = Path(folder) / "data_source"
+        os.mkfifo(path, 0o600)
+        pipe = os.open(path, os.O_RDWR)  # not for writing alone, which would wait for a reader
+        try:
+            os.write(pipe, data_source.encode())
+            yield str(path)
+        finally:
+            os.close(pipe)
+
+
+def taken(path: str) -> str:
+    """The data source from a pipe, once, or from a file. Raises ConfigurationError."""
+    try:
+        source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            data_source = os.read(source, _MAX_BYTES).decode().strip()
+        finally:
+            os.close(source)
+    except BlockingIOError:
+        raise ConfigurationError(f"{path} has been read already. Let the job ask for its settings once") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}. The driver must be able to read the file") from error
+    if not data_source:
+        raise ConfigurationError(f"{path} is empty. Has the task that submitted the job ended? Then submit it again")
+    return data_source
