@@ -31,8 +31,8 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from airflow_outbox.demo.java import find_java, java_home
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.java import find_java, java_home
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.spark import register

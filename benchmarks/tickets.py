@@ -29,9 +29,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.demo.jars import kafka_jars
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.jars import kafka_jars
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.names import OutboxName

@@ -41,9 +41,9 @@ def _isolate_airflow() -> None:
 
 _isolate_airflow()
 
-from airflow_outbox.demo.jars import kafka_jars  # noqa: E402
-from airflow_outbox.demo.kafka import EmbeddedKafka  # noqa: E402
-from airflow_outbox.demo.postgres import EmbeddedPostgres  # noqa: E402
+from airflow_outbox.demo.embedded.jars import kafka_jars  # noqa: E402
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka  # noqa: E402
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres  # noqa: E402
 
 # How long an example takes depends on what else runs.
 settings.register_profile("busy", deadline=None)

@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.process import ServerProcess
-from airflow_outbox.demo.unprivileged import reachable_programs, server_user
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.process import ServerProcess
+from airflow_outbox.demo.embedded.unprivileged import reachable_programs, server_user
 
 _UNPACKED = Path(__file__).resolve().parents[1] / ".dev" / "pgbouncer"  # by ./dev
 _SETTINGS = """\

@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 
-from airflow_outbox.demo.airflow_api import AirflowApi
 from airflow_outbox.demo.check import TopicReader
 from airflow_outbox.demo.display import Display, Progression
+from airflow_outbox.demo.embedded.airflow_api import AirflowApi
 from airflow_outbox.errors import OutboxError
 
 FLIGHTS_DAG, CHECK_DAG, HARVEST_DAG = "flights_published", "flights_check", "outbox_harvest"

@@ -13,9 +13,9 @@ from types import FrameType
 
 import psycopg
 
-from airflow_outbox.demo.airflow import PASSWORD, USER
 from airflow_outbox.demo.check import TopicReader, Verdict, compare, compare_tables, shown
 from airflow_outbox.demo.display import Display
+from airflow_outbox.demo.embedded.airflow import PASSWORD, USER
 from airflow_outbox.demo.flights import JANUARY_FLIGHTS, TOPICS, read_flights
 from airflow_outbox.demo.follow import CHECK_DAG, FLIGHTS_DAG, HARVEST_DAG, Follower
 from airflow_outbox.demo.servers import DemoServers, emptied

@@ -17,14 +17,14 @@ import yaml
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from psycopg import sql
 
-from airflow_outbox.demo.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.jars import kafka_jars
+from airflow_outbox.demo.embedded.java import find_java, java_home
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.ports import LOOPBACK
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.demo.flights import TOPICS
 from airflow_outbox.demo.follow import DemoError
-from airflow_outbox.demo.jars import kafka_jars
-from airflow_outbox.demo.java import find_java, java_home
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.loopback import LOOPBACK
-from airflow_outbox.demo.postgres import EmbeddedPostgres
 
 DATABASE = ROLE = "flights"
 PARTITIONS = 4

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_outbox.demo.jars import KAFKA_VERSION, fetched_jars
-from airflow_outbox.demo.java import find_java
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.jars import KAFKA_VERSION, fetched_jars
+from airflow_outbox.demo.embedded.java import find_java
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.scene import JARS, Place
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from airflow_outbox.demo import tether
+from airflow_outbox.demo.embedded import child_guard as tether
 from airflow_outbox.errors import OutboxError
 
 _SHOWN_LINES = 20

@@ -17,10 +17,10 @@ import psycopg
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from airflow_outbox.demo.jars import kafka_jars
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.demo.process import ServerError
+from airflow_outbox.demo.embedded.jars import kafka_jars
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.process import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 JARS = ROOT / ".dev" / "jars"

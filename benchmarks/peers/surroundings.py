@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from airflow_outbox import __version__
-from airflow_outbox.demo.jars import KAFKA_VERSION
+from airflow_outbox.demo.embedded.jars import KAFKA_VERSION
 
 
 def surroundings(data_source: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from harvesting import PARTITIONS, Outbox
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 _MOST_LEFT = 3_000  # records; or a busy machine drains for minutes what was written meanwhile
 _WRITERS = 4

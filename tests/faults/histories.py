@@ -16,7 +16,7 @@ import yaml
 from confluent_kafka.admin import AdminClient
 from harvesting import CHILD, COMMAND, PATIENCE, Outbox, Process, wait_until
 
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.names import OutboxName

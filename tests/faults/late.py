@@ -23,9 +23,9 @@ from faults.proxy import Proxy
 from faults.scene import Scene, Servers
 from harvesting import CHILD, PARTITIONS, Process
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.table import OutboxTable

@@ -24,9 +24,9 @@ from faults.proxy import Proxy
 from harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 from psycopg.conninfo import make_conninfo
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 MARK, PURGE, LOOK = b"airflow-outbox mark", b"airflow-outbox purge", b"airflow-outbox look"
 """What the connections of a leader begin with, among other bytes."""

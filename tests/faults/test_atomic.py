@@ -17,8 +17,8 @@ from faults.histories import Stage, told
 from harvesting import make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 LIMITS = {"batch_records": 40, "max_in_flight_records": 120, "heartbeat_timeout": 1.9}
 """So small that most windows are cut into several batches."""

@@ -17,8 +17,8 @@ import pytest
 from faults.histories import Stage, copy_as_it_is, errors_of, told
 from harvesting import Process, make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import make_leader_topic
 

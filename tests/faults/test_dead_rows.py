@@ -13,8 +13,8 @@ import pytest
 from faults.histories import Stage, told
 from harvesting import make_outbox
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 DEAD = {"short": 1_500_000, "long": 20_000_000}
 PUBLISHED = {"short": 100_000, "long": 20_000_000}  # of the dead; the others were deleted by hand, before

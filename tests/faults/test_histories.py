@@ -15,8 +15,8 @@ from faults.histories import Stage, has_caught_up, promote, replica
 from faults.zombie import command
 from harvesting import make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 BEFORE, AFTER = 600, 300  # records that are harvested, and records that are stashed into another history
 

@@ -17,8 +17,8 @@ from faults.histories import Stage
 from faults.scene import moment_of
 from harvesting import COMMAND, Process, make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 RATE = 2_000  # records/s
 TRANSACTION = 20  # records

@@ -21,8 +21,8 @@ from faults.zombie import command
 from harvesting import Process, make_outbox
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 SETTINGS = {
     "wal_writer_delay": "10s",

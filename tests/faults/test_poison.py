@@ -15,7 +15,7 @@ import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 from harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 KEYS = 60
 RECORDS = 12_000

@@ -13,7 +13,7 @@ import yaml
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 RECORDS, KEYS = 2_000, 20
 REFUSED = (700, 1_301)

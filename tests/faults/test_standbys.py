@@ -18,8 +18,8 @@ import pytest
 from faults.histories import QUIET, Stage, has_caught_up, promote, replica
 from harvesting import Process, make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.errors import PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.check import examine

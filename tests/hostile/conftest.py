@@ -8,7 +8,7 @@ import pytest
 from harvesting import make_outbox
 from hostile.innocents import Innocents
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 MODES = {"single": {}, "atomic": {"atomic": True}, "at least once": {"delivery": "at_least_once"}}
 

@@ -24,7 +24,7 @@ from hostile.innocents import Innocents
 from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.names import OutboxName

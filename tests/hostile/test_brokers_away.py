@@ -19,7 +19,7 @@ from hostile.conftest import MODES
 from hostile.innocents import Innocents
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.tickets.published import published
 
 LIMITS = {"delivery_timeout": 5, "transaction_timeout": 20}

@@ -22,8 +22,8 @@ from hostile.traps import TRAP, lay_traps
 
 from airflow_outbox import OutboxRecord, published, stash
 from airflow_outbox.cli import main
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres_table import PostgresTable

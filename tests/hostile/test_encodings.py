@@ -11,7 +11,7 @@ from hostile.innocents import Innocents
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 COLUMNS = "(kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)"
 NO_TEXT = {

@@ -17,8 +17,8 @@ from harvesting import PATIENCE, Outbox, make_outbox
 from hostile.conftest import MODES
 from hostile.innocents import Innocents, strict_json
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 MIB = 1024 * 1024
 LARGE = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)

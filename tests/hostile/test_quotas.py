@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, TopicPartition
 from harvesting import PARTITIONS, Outbox
 from hostile.innocents import Innocents
 
-from airflow_outbox.demo.java import find_java
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.java import find_java
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 RATE = 500_000
 """Bytes a second."""

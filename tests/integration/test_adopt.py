@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from harvesting import CHILD, Outbox, Process, make_outbox, wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
 from airflow_outbox.harvest.kafka.names import KafkaNames

@@ -13,7 +13,7 @@ import pytest
 from harvesting import CHILD, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import FencedError, InvalidNameError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.parked_records import parked_table

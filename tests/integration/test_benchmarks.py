@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from benchmarks import spark
 from benchmarks.peers import streams
 from benchmarks.peers.contender import Turn

@@ -9,7 +9,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
 from airflow_outbox.operate.brokers import (

@@ -19,7 +19,7 @@ import yaml
 from harvesting import BUSY, CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.table import OutboxTable

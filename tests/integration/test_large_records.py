@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 CLIENT_LIMIT, LIMIT = 200_000, 20_000
 DRAW = random.Random(1)

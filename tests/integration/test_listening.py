@@ -17,7 +17,7 @@ from leading import NAME, Leader, logged_in
 from pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxMissingError, PostgresError, RolledBackError, TicketRefusedError
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import Role

@@ -14,8 +14,8 @@ import yaml
 from harvesting import AS_OF_VERSION_4, COMMAND, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 from psycopg import sql
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.check import examine
 from airflow_outbox.postgres.loaded_rows import is_guarded

@@ -19,7 +19,7 @@ from harvesting import CHILD, GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.postgres.names import OutboxName

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.postgres.names import OutboxName

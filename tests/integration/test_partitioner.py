@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.kafka.partitioner import Partitioner, murmur2
 from airflow_outbox.values.pages import OutboxRow
 

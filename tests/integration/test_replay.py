@@ -19,7 +19,7 @@ from harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process, make_outbox,
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.cli import main
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.operate.replay import Replay, Replayer
 from airflow_outbox.postgres.names import OutboxName

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.election import NeliElection
 from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions, make_leader_topic

@@ -18,11 +18,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.demo.process import ServerError, ServerProcess
-from airflow_outbox.demo.unprivileged import reachable_data
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
+from airflow_outbox.demo.embedded.unprivileged import reachable_data
 
 QUIET = {"log_level": 0}
 
@@ -195,8 +195,8 @@ def test_a_paused_broker_does_not_answer_until_it_is_resumed(kafka: EmbeddedKafk
 OWNER = """
 import sys, threading
 from pathlib import Path
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 folder, classpath = Path(sys.argv[1]), sys.argv[2]
 servers = [EmbeddedPostgres(folder / "postgres", fsync=False), EmbeddedKafka(folder / "kafka", classpath=classpath)]
 starts = [threading.Thread(target=server.start) for server in servers]

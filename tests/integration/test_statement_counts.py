@@ -21,8 +21,8 @@ from confluent_kafka import Consumer, TopicPartition
 from harvesting import PARTITIONS, Outbox, Process, make_outbox, wait_until
 from statement_log import Statement, StatementLog
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 FIRST, BATCH = 2_500, 5_000  # the first batch is half as large, for its page is
 BATCHES = 13

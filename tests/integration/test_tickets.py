@@ -19,7 +19,7 @@ from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 from leading import logged_in
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import (
     InvalidTicketError,
     NoWatermarkError,

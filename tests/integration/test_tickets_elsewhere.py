@@ -20,8 +20,8 @@ from harvesting import AS_OF_VERSION_4
 from leading import NAME, Leader
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
-from airflow_outbox.demo.loopback import LOOPBACK
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.ports import LOOPBACK
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.errors import TicketRefusedError
 from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.operate.status import read_status

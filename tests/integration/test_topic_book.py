@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from harvesting import wait_until
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.kafka.producer import topic_cache as topic_book
 from airflow_outbox.harvest.kafka.record_size import size_for_broker
 from airflow_outbox.harvest.kafka.topic_cache import TopicBook

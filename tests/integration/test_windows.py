@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.postgres.connection import connect, render
 from airflow_outbox.postgres.names import OutboxName

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 
 PLAIN_USER, PLAIN_PASSWORD = "plain-user", "plain-password-4R"
 _REAUTHENTICATION_MS = 3_600_000  # so that a session lasts for as long as its token

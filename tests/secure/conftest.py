@@ -14,7 +14,7 @@ import yaml
 from harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process
 from secure.broker import Acl, SecureKafka
 
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 

@@ -30,10 +30,10 @@ from secure.bad_days import (
 )
 from secure.conftest import MakeOutbox, SecureOutbox, Start
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
-from airflow_outbox.demo.process import ServerError
-from airflow_outbox.demo.unprivileged import server_user
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.process import ServerError
+from airflow_outbox.demo.embedded.unprivileged import server_user
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.schema import grant_statements
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyspark
 
-from airflow_outbox.demo.java import find_java, java_home
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.process import ServerProcess
+from airflow_outbox.demo.embedded.java import find_java, java_home
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 _JARS = Path(pyspark.__file__).parent / "jars"

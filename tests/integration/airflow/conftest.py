@@ -20,9 +20,9 @@ from harvesting import Outbox as Topic
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import OutboxRecord, stash
-from airflow_outbox.demo.airflow import AirflowStandalone
-from airflow_outbox.demo.kafka import EmbeddedKafka
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.names import OutboxName

@@ -17,7 +17,7 @@ import pytest
 from harvesting import BUSY, PATIENCE
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.operators.stash import OutboxStashOperator

@@ -17,7 +17,7 @@ import pytest
 from harvesting import CHILD, Process
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.demo.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 
 from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, processes_of, wait_until
 

@@ -17,7 +17,7 @@ from leading import Leader
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox import Ticket
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
 from airflow_outbox.tickets.listener import MOST_STATEMENTS
 from airflow_outbox.triggers.published import OutboxPublishedTrigger

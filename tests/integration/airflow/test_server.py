@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_outbox.demo import airflow
-from airflow_outbox.demo.airflow import AirflowStandalone
-from airflow_outbox.demo.process import ServerError
+from airflow_outbox.demo.embedded import airflow
+from airflow_outbox.demo.embedded.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.process import ServerError
 
 
 def test_an_airflow_that_does_not_come_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from airflow_outbox.demo.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.values.records import Ticket
 
 from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, harvesting, wait_until

@@ -16,8 +16,8 @@ import psutil
 import psycopg
 import pytest
 
-from airflow_outbox.demo.airflow import AirflowStandalone
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, Outbox, gone, harvesting, processes_of, wait_until
 from .load import Load, effects_of_others

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from archiving import Archived, make_archived
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
 
 @pytest.fixture

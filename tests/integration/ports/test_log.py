@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from simulation.log import SimulatedLog, SimulatedTransactionalLog, kafka_link
 from simulation.world import World
 
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_ledger_topic

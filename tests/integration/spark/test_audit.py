@@ -22,8 +22,8 @@ from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job
 from airflow_outbox.audit.findings import AuditReport
 from airflow_outbox.audit.run import AuditRequest
-from airflow_outbox.demo.java import find_java, java_home
-from airflow_outbox.demo.kafka import EmbeddedKafka
+from airflow_outbox.demo.embedded.java import find_java, java_home
+from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_outbox.demo.java import find_java, java_home
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.java import find_java, java_home
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 

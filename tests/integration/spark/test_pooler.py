@@ -14,7 +14,7 @@ from pooler import Pooler
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_outbox.demo.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.spark import register
 
 ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}

@@ -22,10 +22,10 @@ from faults.spark.standalone import Standalone
 
 from airflow_outbox import __version__
 from airflow_outbox.demo.check import compare_tables
+from airflow_outbox.demo.embedded.java import find_java, java_home
+from airflow_outbox.demo.embedded.ports import LOOPBACK
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.demo.flights import read_flights
-from airflow_outbox.demo.java import find_java, java_home
-from airflow_outbox.demo.loopback import LOOPBACK
-from airflow_outbox.demo.postgres import EmbeddedPostgres
 from airflow_outbox.errors import JobError
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 from airflow_outbox.postgres.names import OutboxName

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_outbox.demo import descendants
+from airflow_outbox.demo.embedded import descendants
 
 FAMILY = """
 import os, signal, subprocess, sys, time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 
-from airflow_outbox.demo.java import find_java, java_home
+from airflow_outbox.demo.embedded.java import find_java, java_home
 from airflow_outbox.errors import OutboxError
 
 KAFKA_VERSION = "4.1.0"

@@ -21,9 +21,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.process import ServerError, ServerProcess
-from airflow_outbox.demo.unprivileged import reachable_data, reachable_programs, server_user
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
+from airflow_outbox.demo.embedded.unprivileged import reachable_data, reachable_programs, server_user
 
 START_SECONDS = 60.0
 SUPERUSER = "postgres"

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from airflow_outbox.demo import descendants
-from airflow_outbox.demo.airflow_api import AirflowApi
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.process import ServerError, ServerProcess
+from airflow_outbox.demo.embedded import descendants
+from airflow_outbox.demo.embedded.airflow_api import AirflowApi
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
 
 START_SECONDS = 120.0
 STOP_GRACE_SECONDS = 3.0  # less than a tether's, which would kill the one process that can find all the others

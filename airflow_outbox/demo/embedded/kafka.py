@@ -15,9 +15,9 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from airflow_outbox.demo.java import find_java
-from airflow_outbox.demo.loopback import LOOPBACK, free_port
-from airflow_outbox.demo.process import ServerError, ServerProcess
+from airflow_outbox.demo.embedded.java import find_java
+from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
+from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
 
 START_SECONDS = 60.0
 _LOG_SETTINGS = """\

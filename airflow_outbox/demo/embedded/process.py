@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from airflow_outbox.demo import tether
+from airflow_outbox.demo.embedded import child_guard as tether
 from airflow_outbox.errors import OutboxError
 
 _LOG_TAIL_BYTES = 4000
