@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from airflow_outbox.harvest.__main__ import main
-from airflow_outbox.harvest.kafka.producer import transactional_producer
+from airflow_outbox.harvest.kafka import transactional_producer
 from airflow_outbox.harvest.rotation import Rotation
 
 counts: Counter[str] = Counter()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from airflow_outbox.demo.embedded import child_guard as tether
+from airflow_outbox.demo.embedded import child_guard
 from airflow_outbox.errors import OutboxError
 
 _SHOWN_LINES = 20
@@ -27,7 +27,7 @@ class ContenderError(OutboxError):
 class Child:
     """A running process and what it writes, each line with the moment at which it was read.
 
-    It ends with the process that started it, even at SIGKILL (`tether` says how).
+    It ends with the process that started it, even at SIGKILL (`child_guard` says how).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Child:
         self._log = log
         self._news = threading.Condition()
         self._holder = subprocess.Popen(
-            [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "", *command],
+            [sys.executable, "-I", "-S", child_guard.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
 from airflow_outbox.postgres.connection import connect
-from airflow_outbox.spark import retrying as patience
+from airflow_outbox.spark import retrying
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_refusal_is_final(
     server = {name: value for name, value in conninfo_to_dict(database).items() if name != "password"}
     data_source = make_conninfo(**{**server, "user": role, **given})
     with pytest.raises(LoginRefusedError) as failure:
-        patience.patiently(lambda: connect(data_source, purpose="test"))
+        retrying.patiently(lambda: connect(data_source, purpose="test"))
     assert str(failure.value).startswith("Postgres refuses the login: ")
     assert message in str(failure.value)
     assert "right" not in str(failure.value)
@@ -53,8 +53,8 @@ def test_what_may_pass_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(patience, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(retrying, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(retrying, "_PAUSE_SECONDS", 0.01)
     data_source = make_conninfo(database, user=role, password="right")
     if obstacle == "nobody listens":
         data_source = make_conninfo(data_source, port=1)
@@ -62,6 +62,6 @@ def test_what_may_pass_is_waited_for(
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
     with pytest.raises(PostgresUnreachableError) as failure:
-        patience.patiently(lambda: connect(data_source, purpose="test"))
+        retrying.patiently(lambda: connect(data_source, purpose="test"))
     assert not isinstance(failure.value, LoginRefusedError)
     assert len(caplog.messages) > 1

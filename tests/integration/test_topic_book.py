@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from harvesting import wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
-from airflow_outbox.harvest.kafka.producer import topic_cache as topic_book
+from airflow_outbox.harvest.kafka import topic_cache
 from airflow_outbox.harvest.kafka.record_size import size_for_broker
 from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
@@ -137,7 +137,7 @@ def test_a_limit_is_forgotten_after_a_while(topic: Topic, monkeypatch: pytest.Mo
     topic.set_limit(3 * LIMIT)
     assert cause(book, record) is Cause.TOO_LARGE
     later = itertools.count(time.monotonic() + 301, 301)
-    monkeypatch.setattr(topic_book, "time", SimpleNamespace(monotonic=lambda: next(later)))
+    monkeypatch.setattr(topic_cache, "time", SimpleNamespace(monotonic=lambda: next(later)))
     wait_until(lambda: cause(book, record) is None)
     assert book.smallest_max_bytes == 3 * LIMIT
 

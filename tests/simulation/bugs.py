@@ -31,7 +31,7 @@ from airflow_outbox.harvest.protocol import adoption, closure, recovery
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Entry
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
-from airflow_outbox.tickets.published import listener as listening
+from airflow_outbox.tickets import listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _atomic(name: str, place: object, attribute: str, value: Any, *found_by: Ver
 
 
 def _waiting(name: str, attribute: str, value: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
-    return Bug(name, found_by, kind, exchanged=(listening, attribute, value))
+    return Bug(name, found_by, kind, exchanged=(listener, attribute, value))
 
 
 def _copied(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:

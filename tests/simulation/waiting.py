@@ -18,7 +18,7 @@ from simulation.verdicts import Verdict
 from airflow_outbox.errors import OutboxError, PostgresUnreachableError
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets.published import TicketState, TicketStatus
-from airflow_outbox.tickets.published import listener as listening
+from airflow_outbox.tickets import listener
 from airflow_outbox.tickets.session import Rows
 from airflow_outbox.values.records import Ticket
 
@@ -54,7 +54,7 @@ class Waiting:
         self._network = network
         self._tick = tick
         self._link = Link(network, PostgresUnreachableError, patience=_PATIENCE)
-        self._listener = listening.Listener("simulated", self._connected)
+        self._listener = listener.Listener("simulated", self._connected)
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, ticket: Ticket, values: Sequence[str], *, has_committed: bool) -> Wait:

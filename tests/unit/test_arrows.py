@@ -22,18 +22,12 @@ LAYERS = [
     {"cli"},
     AIRFLOW_ROOMS,
     {"spark"},
-    {"adopt", "audit", "check", "new_outbox", "replay", "status", "pump"},
-    {"acls", "brokers"},
+    {"audit", "operate"},
     {"harvest"},
-    {"schema"},
-    {"listening"},
-    {"awaited", "sessions"},
-    {"stash", "tickets"},
-    {"archive", "parked", "parked_requests"},
-    {"table"},
-    {"loaded_rows", "soundness"},
-    {"connection"},
-    {"environment", "fence", "finding", "keeping", "names", "pages", "records", "sql", "terminal"},
+    {"tickets"},
+    {"stash"},
+    {"postgres"},
+    {"sql", "values"},
     {"errors"},
 ]
 
@@ -74,6 +68,12 @@ def test_only_airflows_rooms_import_airflow_and_only_sparks_import_pyspark() -> 
         roots = {name.split(".")[0] for name in imports(path)}
         assert "airflow" not in roots or room in AIRFLOW_ROOMS, path
         assert "pyspark" not in roots or room in SPARK_ROOMS | {"demo"} or path == SPARK_JOB, path
+
+
+def test_decisions_import_values_and_errors_only() -> None:
+    inner = ("airflow_outbox.harvest.protocol.", "airflow_outbox.values.", "airflow_outbox.errors.")
+    for path in (PACKAGE / "harvest" / "protocol").glob("*.py"):
+        assert [name for name in imports(path) if name.startswith("airflow_outbox") and not name.startswith(inner)] == []
 
 
 def test_decisions_do_no_io() -> None:

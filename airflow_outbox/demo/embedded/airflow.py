@@ -17,7 +17,7 @@ from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
 
 START_SECONDS = 120.0
-STOP_GRACE_SECONDS = 3.0  # less than a tether's, which would kill the one process that can find all the others
+STOP_GRACE_SECONDS = 3.0  # less than a child guard's, which would kill the one process that can find all the others
 USER = PASSWORD = "admin"
 
 

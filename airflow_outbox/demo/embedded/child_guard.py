@@ -1,6 +1,6 @@
 """Hold a server that must not outlive the process that started it.
 
-Run as a script: `python -I -S tether.py PARENT_PID ABANDON_SIGNAL USER COMMAND…`. It starts the command (as USER,
+Run as a script: `python -I -S child_guard.py PARENT_PID ABANDON_SIGNAL USER COMMAND…`. It starts the command (as USER,
 unless that is empty), prints its process id on standard output, and ends when the command ends, with its exit status.
 The command's output goes to standard error.
 

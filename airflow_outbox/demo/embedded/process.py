@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from airflow_outbox.demo.embedded import child_guard as tether
+from airflow_outbox.demo.embedded import child_guard
 from airflow_outbox.errors import OutboxError
 
 _LOG_TAIL_BYTES = 4000
@@ -25,7 +25,7 @@ class ServerProcess:
     """A running server. It starts at once; its output is appended to `log`.
 
     It belongs to a session of its own, so that Ctrl-C at a terminal reaches only the process that started it, and it
-    dies with that process even at SIGKILL (`tether` says how).
+    dies with that process even at SIGKILL (`child_guard` says how).
 
     `user` is the system user to run as (None: the present one); `abandon_signal` is what ends the server when its owner
     is gone.
@@ -50,7 +50,7 @@ class ServerProcess:
                     sys.executable,
                     "-I",
                     "-S",
-                    tether.__file__,
+                    child_guard.__file__,
                     str(os.getpid()),
                     str(int(abandon_signal)),
                     user or "",
