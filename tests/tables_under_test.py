@@ -11,7 +11,7 @@ import psycopg
 from simulation.postgres import Database, Transaction
 
 from airflow_outbox.harvest.ports import Table
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 ALL = {"max_records": 1000, "max_bytes": 10**9}
 INSERT = (

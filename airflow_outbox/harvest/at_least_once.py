@@ -35,8 +35,8 @@ from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Request
+from airflow_outbox.values.records import MarkedRecord
 
 
 class _ParkedRecord(MarkedRecord):

@@ -16,10 +16,9 @@ from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.protocol.election import Change, Standing
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord, Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 
 class Events(Protocol):

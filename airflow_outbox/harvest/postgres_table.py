@@ -19,10 +19,10 @@ from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.parked import ParkedTable
-from airflow_outbox.postgres.table import MarkedRecord, OutboxTable
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, Reading
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

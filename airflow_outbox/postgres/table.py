@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from uuid import UUID
 
 import psycopg
@@ -31,11 +31,10 @@ from airflow_outbox.postgres.soundness import require_sound
 from airflow_outbox.sql import statements
 from airflow_outbox.values.fence import Fence, Flushed, History, Pulse, Request, Witness
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 SCHEMA_VERSION = 6
 SHARD = 0
-_HEADER_OVERHEAD = 64  # bytes; twice that a header, as the statements have it
 _MOST_OTHERS = 32  # each row of the range is held against every one of them
 
 
@@ -45,26 +44,6 @@ class Identity:
 
     outbox_id: UUID
     incarnation: int
-
-
-class MarkedRecord(NamedTuple):
-    """A record that is claimed for publishing, as it stands in the outbox."""
-
-    id: int
-    topic: str
-    key: str | bytes | None
-    value: str | bytes | None
-    header_names: list[str | None] | None
-    header_values: list[str | bytes | None] | None
-    partition: int | None
-
-    @property
-    def size(self) -> int:
-        """What the record counts against the bound on bytes in flight."""
-        size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
-        for part in (*(self.header_names or ()), *(self.header_values or ())):
-            size += _HEADER_OVERHEAD + (len(part) if part else 0)
-        return size
 
 
 class OutboxTable:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 from uuid import UUID
 
 from airflow_outbox.errors import InvalidTicketError
 
+_HEADER_OVERHEAD = 64  # bytes; twice that a header, as the statements have it
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 
@@ -30,6 +31,26 @@ class OutboxRecord:
     def header_pairs(self) -> list[tuple[str, str | bytes]]:
         """The headers as pairs, in order."""
         return list(self.headers.items() if isinstance(self.headers, Mapping) else self.headers)
+
+
+class MarkedRecord(NamedTuple):
+    """A record that is claimed for publishing, as it stands in the outbox."""
+
+    id: int
+    topic: str
+    key: str | bytes | None
+    value: str | bytes | None
+    header_names: list[str | None] | None
+    header_values: list[str | bytes | None] | None
+    partition: int | None
+
+    @property
+    def size(self) -> int:
+        """What the record counts against the bound on bytes in flight."""
+        size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
+        for part in (*(self.header_names or ()), *(self.header_values or ())):
+            size += _HEADER_OVERHEAD + (len(part) if part else 0)
+        return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,16 @@ class Child:
         self._log = log
         self._news = threading.Condition()
         self._holder = subprocess.Popen(
-            [sys.executable, "-I", "-S", child_guard.__file__, str(os.getpid()), str(int(signal.SIGKILL)), "", *command],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                child_guard.__file__,
+                str(os.getpid()),
+                str(int(signal.SIGKILL)),
+                "",
+                *command,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

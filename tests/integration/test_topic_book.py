@@ -27,7 +27,7 @@ from airflow_outbox.harvest.kafka import topic_cache
 from airflow_outbox.harvest.kafka.record_size import size_for_broker
 from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 LIMIT = 5000
 NOISE = random.Random(1).randbytes(2 * LIMIT)

@@ -17,8 +17,7 @@ from simulation.postgres import OUTBOX_ID, Database, PreparedTransaction, Transa
 from simulation.waiting import Wait, Waiting
 from simulation.world import World
 
-from airflow_outbox.postgres.table import MarkedRecord
-from airflow_outbox.values.records import Ticket
+from airflow_outbox.values.records import MarkedRecord, Ticket
 
 TOPICS = 2
 KEYS = 6

@@ -20,8 +20,8 @@ from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.producer_state import JITTER, Call, Transaction
 from airflow_outbox.harvest.rotation import Rotation
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.records import MarkedRecord
 
 MAX_VALUE_SIZE = 1_000_000
 TRANSACTIONAL_ID = "outbox"

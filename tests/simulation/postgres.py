@@ -14,10 +14,9 @@ from typing import Any
 from uuid import UUID
 
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.tickets.published import proof_of
 from airflow_outbox.values.fence import Flushed, History, Request, Witness
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 OUTBOX_ID = UUID(int=1)
 SECRET = UUID(int=2)

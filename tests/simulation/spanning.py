@@ -10,7 +10,7 @@ from simulation.checker import UNLOCKED
 from simulation.histories import History
 from simulation.postgres import Transaction
 
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 _KEYS = 8
 _TOPICS = 2

@@ -18,10 +18,9 @@ from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
 from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 LOCK_TIMEOUT = 1.0
 

@@ -15,10 +15,9 @@ from simulation.statements import Backend, Server
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
 from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 _STATEMENT_TIMEOUT = 5.0
 _LOOK_TIMEOUT = 1.0

@@ -12,7 +12,7 @@ from simulation.loop import simulate
 from simulation.world import LIMITS, Design, Member, World
 
 from airflow_outbox.harvest.config import DeliveryMode
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 DESIGNS = [Design(delivery=mode) for mode in get_args(DeliveryMode)]
 

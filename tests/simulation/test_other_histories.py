@@ -13,7 +13,7 @@ from simulation.loop import simulate
 from simulation.planted_ports import NeverHalts, TellsNoBeats
 from simulation.world import SOUND, Design, Member, World
 
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 
 class Scene:

@@ -16,7 +16,7 @@ from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
 from airflow_outbox.harvest.protocol.parking import Cause, Diversion, ParkedLanes, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 _SLOW = 1.0  # seconds that a statement takes on its way
 _LONGEST = 20.0

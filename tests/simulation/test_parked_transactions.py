@@ -9,7 +9,7 @@ from simulation.loop import simulate
 from simulation.world import LIMITS, Design, Member, World
 
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 RECORDS = 3 * LIMITS.batch_records
 

@@ -11,7 +11,7 @@ from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 DESIGNS = {
     "single records": Design(),

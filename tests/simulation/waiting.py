@@ -17,8 +17,8 @@ from simulation.verdicts import Verdict
 
 from airflow_outbox.errors import OutboxError, PostgresUnreachableError
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets.published import TicketState, TicketStatus
 from airflow_outbox.tickets import listener
+from airflow_outbox.tickets.published import TicketState, TicketStatus
 from airflow_outbox.tickets.session import Rows
 from airflow_outbox.values.records import Ticket
 

@@ -73,7 +73,9 @@ def test_only_airflows_rooms_import_airflow_and_only_sparks_import_pyspark() -> 
 def test_decisions_import_values_and_errors_only() -> None:
     inner = ("airflow_outbox.harvest.protocol.", "airflow_outbox.values.", "airflow_outbox.errors.")
     for path in (PACKAGE / "harvest" / "protocol").glob("*.py"):
-        assert [name for name in imports(path) if name.startswith("airflow_outbox") and not name.startswith(inner)] == []
+        assert [
+            name for name in imports(path) if name.startswith("airflow_outbox") and not name.startswith(inner)
+        ] == []
 
 
 def test_decisions_do_no_io() -> None:

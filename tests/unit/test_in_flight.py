@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.in_flight import InFlight
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 
 def record(number: int, key: str = "k", topic: str = "t", value: str | None = "value") -> MarkedRecord:

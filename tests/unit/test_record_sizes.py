@@ -15,7 +15,7 @@ from airflow_outbox.harvest.kafka.record_size import (
     size_for_broker,
     size_for_client,
 )
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 LIMIT = 50_000
 

@@ -29,7 +29,7 @@ from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 from airflow_outbox.harvest.kafka.topic_cache import TopicBook
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.parking import Refusal
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 logger = logging.getLogger(__name__)
 

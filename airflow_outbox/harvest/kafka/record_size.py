@@ -6,8 +6,8 @@ import lzma
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.records import MarkedRecord
 
 Row = OutboxRow | MarkedRecord
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 Lane = tuple[str, str | bytes | None]
 

@@ -14,7 +14,7 @@ from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
-from airflow_outbox.postgres.table import MarkedRecord
+from airflow_outbox.values.records import MarkedRecord
 
 
 def simulated_requests(world: World) -> Callable[[str, Collection[int]], None]:

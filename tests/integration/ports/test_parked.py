@@ -15,9 +15,8 @@ from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.postgres import parked as parked_table
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, Reading
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 WAITING = None
 A, B, C = ("t", "a"), ("t", "b"), ("t", "c")

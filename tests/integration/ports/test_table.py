@@ -12,9 +12,9 @@ import pytest
 from tables_under_test import ALL, TableUnderTest, pending
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.postgres.table import MarkedRecord
 from airflow_outbox.values.fence import Witness
 from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.records import MarkedRecord
 
 
 async def test_mark_returns_the_next_records_in_id_order_once(table: TableUnderTest) -> None:
