@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
-from unit.test_ledger import FENCE
+from unit.harvest.protocol.test_ledger import FENCE
 
 from airflow_outbox.harvest.at_least_once import RowMarksTerm
 from airflow_outbox.harvest.config import Limits
