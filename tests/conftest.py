@@ -14,9 +14,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from distribution import Scheduling, in_order, room
 from hypothesis import settings
 from psycopg.conninfo import make_conninfo
+from support.distribution import Scheduling, in_order, room
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
-from harvesting import PARTITIONS, Outbox
+from support.harvesting import PARTITIONS, Outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faults.late import FrameServers, LateScene
 from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, Scene, Servers
-from harvesting import make_outbox
+from support.harvesting import make_outbox
 
 RECORDS = {"short": 6_000, "long": 20_000}
 AT_LEAST_ONCE_IN_SHORT = {

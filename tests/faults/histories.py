@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import yaml
 from confluent_kafka.admin import AdminClient
-from harvesting import CHILD, COMMAND, PATIENCE, Outbox, Process, wait_until
+from support.harvesting import CHILD, COMMAND, PATIENCE, Outbox, Process, wait_until
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig

@@ -21,7 +21,7 @@ from faults.frames import Api, Request
 from faults.load import IMPATIENT
 from faults.proxy import Proxy
 from faults.scene import Scene, Servers
-from harvesting import CHILD, PARTITIONS, Process
+from support.harvesting import CHILD, PARTITIONS, Process
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port

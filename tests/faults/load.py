@@ -12,7 +12,7 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from faults.checker import Lane, Sighting
-from harvesting import PARTITIONS, wait_until
+from support.harvesting import PARTITIONS, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 

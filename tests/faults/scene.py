@@ -21,8 +21,8 @@ from confluent_kafka.admin import AdminClient
 from faults.checker import Verdict, came_back, judge
 from faults.load import IMPATIENT, Load, Witness
 from faults.proxy import Proxy
-from harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 from psycopg.conninfo import make_conninfo
+from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port

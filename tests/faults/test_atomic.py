@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from faults.atomic import InterleavedLoad, Place, read_batches, torn
 from faults.histories import Stage, told
-from harvesting import make_outbox, wait_until
+from support.harvesting import make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults.histories import Stage, copy_as_it_is, errors_of, told
-from harvesting import Process, make_outbox, wait_until
+from support.harvesting import Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults.histories import Stage, told
-from harvesting import make_outbox
+from support.harvesting import make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from faults.frame_proxy import Cut, Delay, Drop, FrameProxy, Hold, Late, Treatment, Twice
 from faults.frames import Api, Frames, error_in, read_request
-from harvesting import wait_until
+from support.harvesting import wait_until
 
 QUIET = 0.15  # seconds in which nothing comes
 

@@ -9,7 +9,7 @@ import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 from faults.fake_goharvest import FakeGoharvest
 from faults.scene import AT_LEAST_ONCE, Scene, go_on
-from harvesting import COMMAND, Process
+from support.harvesting import COMMAND, Process
 
 
 def goharvest_file(scene: Scene, *, leader_topic: str, group_id: str) -> str:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from faults.histories import Stage, has_caught_up, promote, replica
 from faults.zombie import command
-from harvesting import make_outbox, wait_until
+from support.harvesting import make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

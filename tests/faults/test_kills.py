@@ -7,7 +7,7 @@ import time
 
 import pytest
 from faults.scene import EXACTLY_ONCE, Scene
-from harvesting import Process
+from support.harvesting import Process
 
 LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from faults.histories import Stage
 from faults.scene import moment_of
-from harvesting import COMMAND, Process, make_outbox, wait_until
+from support.harvesting import COMMAND, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -18,7 +18,7 @@ import pytest
 from faults.histories import Stage
 from faults.scene import go_on, is_stopped
 from faults.zombie import command
-from harvesting import Process, make_outbox
+from support.harvesting import Process, make_outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from faults.proxy import Proxy, Way
-from harvesting import wait_until
+from support.harvesting import wait_until
 
 
 class Echo(socketserver.ThreadingTCPServer):

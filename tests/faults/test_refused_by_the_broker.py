@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
-from harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 

@@ -16,7 +16,7 @@ from faults.frame_proxy import Delay, Hold
 from faults.frames import Api, Request
 from faults.late import LateScene
 from faults.scene import go_on, is_stopped
-from harvesting import Process
+from support.harvesting import Process
 
 LONG_COMMIT = 2.5
 """Seconds: more than any pause after which a request is repeated."""

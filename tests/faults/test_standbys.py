@@ -16,7 +16,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from faults.histories import QUIET, Stage, has_caught_up, promote, replica
-from harvesting import Process, make_outbox, wait_until
+from support.harvesting import Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -11,7 +11,7 @@ from statistics import median
 import psycopg
 import pytest
 from faults.scene import MARK, PURGE, Scene, go_on, moment_of, wait_for_the_broker
-from harvesting import Process
+from support.harvesting import Process
 
 # The defaults.
 SESSION_TIMEOUT = 6.0

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from faults.scene import EXACTLY_ONCE, Scene, wait_for_the_broker
-from harvesting import PARTITIONS
+from support.harvesting import PARTITIONS
 
 from airflow_outbox import OutboxRecord, published, stash
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from faults.scene import EXACTLY_ONCE, PURGE, Scene, go_on, is_stopped
 from faults.zombie import command
-from harvesting import Process
+from support.harvesting import Process
 
 pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harvesting import make_outbox
 from hostile.innocents import Innocents
+from support.harvesting import make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 

@@ -20,8 +20,8 @@ from typing import Any
 import psycopg
 import yaml
 from click.testing import CliRunner
-from harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 from psycopg import sql
+from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main

@@ -19,9 +19,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
     ResourceType,
 )
-from harvesting import CHILD, PARTITIONS, PATIENCE, Outbox, Process
 from hostile.innocents import Innocents
-from pooler import Pooler
+from support.harvesting import CHILD, PARTITIONS, PATIENCE, Outbox, Process
+from support.pooler import Pooler
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

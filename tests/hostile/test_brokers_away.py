@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import PARTITIONS, PATIENCE, Outbox, make_outbox
 from hostile.conftest import MODES
 from hostile.innocents import Innocents
+from support.harvesting import PARTITIONS, PATIENCE, Outbox, make_outbox
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import COMMAND, PARTITIONS
 from hostile.traps import TRAP, lay_traps
+from support.harvesting import COMMAND, PARTITIONS
 
 from airflow_outbox import OutboxRecord, published, stash
 from airflow_outbox.cli import main

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from harvesting import PATIENCE, Outbox, make_outbox
 from hostile.conftest import MODES
 from hostile.innocents import Innocents, strict_json
+from support.harvesting import PATIENCE, Outbox, make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -9,8 +9,8 @@ import time
 import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from harvesting import PARTITIONS, Outbox
 from hostile.innocents import Innocents
+from support.harvesting import PARTITIONS, Outbox
 
 from airflow_outbox.demo.embedded.java import find_java
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

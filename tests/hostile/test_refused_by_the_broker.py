@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import PARTITIONS
 from hostile.innocents import Innocents
+from support.harvesting import PARTITIONS
 
 RECORDS = 150
 LIMIT = 5_000

@@ -16,7 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from harvesting import CHILD, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CHILD, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig

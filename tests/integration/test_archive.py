@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from harvesting import CHILD, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CHILD, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -7,7 +7,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from leading import Leader
+from support.leading import Leader
 
 from airflow_outbox.cli.operate import _leader
 from airflow_outbox.harvest.kafka.oauth import FetchedTokens, Token, TokenError

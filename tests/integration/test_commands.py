@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
     ResourceType,
 )
-from harvesting import wait_until
+from support.harvesting import wait_until
 
 from airflow_outbox.cli import main
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

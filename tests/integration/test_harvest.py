@@ -16,8 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
-from harvesting import BUSY, CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 from psycopg.conninfo import conninfo_to_dict
+from support.harvesting import BUSY, CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig

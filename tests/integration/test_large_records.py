@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -12,9 +12,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from harvesting import BUSY
-from leading import NAME, Leader, logged_in
-from pooler import Pooler
+from support.harvesting import BUSY
+from support.leading import NAME, Leader, logged_in
+from support.pooler import Pooler
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
-from harvesting import AS_OF_VERSION_4, COMMAND, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 from psycopg import sql
+from support.harvesting import AS_OF_VERSION_4, COMMAND, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import CHILD, GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CHILD, GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import counting
 import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from harvesting import PARTITIONS, Outbox, Process, make_outbox, wait_until
-from statement_log import Statement, StatementLog
+from support import counting
+from support.harvesting import PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.statement_log import Statement, StatementLog
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

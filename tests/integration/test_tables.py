@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from harvesting import AS_OF_VERSION_4, GOHARVEST_TABLE
-from leading import Leader
+from support.harvesting import AS_OF_VERSION_4, GOHARVEST_TABLE
+from support.leading import Leader
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, PostgresError, SchemaVersionError
 from airflow_outbox.postgres.names import OutboxName

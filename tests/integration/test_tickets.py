@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import yaml
-from harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
-from leading import logged_in
+from support.harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
+from support.leading import logged_in
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from harvesting import AS_OF_VERSION_4
-from leading import NAME, Leader
+from support.harvesting import AS_OF_VERSION_4
+from support.leading import NAME, Leader
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
 from airflow_outbox.demo.embedded.ports import LOOPBACK

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
-from harvesting import Outbox
 from secure.conftest import SecureOutbox
+from support.harvesting import Outbox
 
 from airflow_outbox import OutboxRecord, stash
 

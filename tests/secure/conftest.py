@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
-from harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process
 from secure.broker import Acl, SecureKafka
+from support.harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.postgres.names import OutboxName

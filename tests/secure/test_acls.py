@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from harvesting import COMMAND, wait_until
 from secure.broker import PLAIN_PASSWORD, PLAIN_USER, Acl, SecureKafka
 from secure.conftest import MakeOutbox, SecureOutbox, Start
+from support.harvesting import COMMAND, wait_until
 
 from airflow_outbox.cli import main
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from harvesting import Outbox, Process, wait_until
-from harvesting import make_outbox as make_plain_outbox
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from secure.bad_days import (
@@ -29,6 +27,8 @@ from secure.bad_days import (
     small_file_system,
 )
 from secure.conftest import MakeOutbox, SecureOutbox, Start
+from support.harvesting import Outbox, Process, wait_until
+from support.harvesting import make_outbox as make_plain_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

@@ -10,9 +10,9 @@ import time
 
 import psycopg
 import pytest
-from harvesting import PATIENCE, Process, wait_until
 from secure.broker import SecureKafka
 from secure.conftest import MakeOutbox, SecureOutbox, Start
+from support.harvesting import PATIENCE, Process, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 

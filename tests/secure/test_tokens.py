@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harvesting import Process, wait_until
 from psycopg.conninfo import conninfo_to_dict
 from secure.broker import SecureKafka
 from secure.conftest import MakeOutbox, SecureOutbox, Start
 from secure.jws import unsigned
+from support.harvesting import Process, wait_until
 
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig

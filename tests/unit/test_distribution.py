@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from distribution import ALONE, DIVIDED, LONGEST_FIRST, TOGETHER, part_of, room
+from support.distribution import ALONE, DIVIDED, LONGEST_FIRST, TOGETHER, part_of, room
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,9 +15,9 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from harvesting import PARTITIONS, PATIENCE
-from harvesting import Outbox as Topic
 from psycopg.conninfo import conninfo_to_dict
+from support.harvesting import PARTITIONS, PATIENCE
+from support.harvesting import Outbox as Topic
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone

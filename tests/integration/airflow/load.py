@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from faults.checker import Lane, Sighting, judge
-from harvesting import PARTITIONS
+from support.harvesting import PARTITIONS
 
 from airflow_outbox import OutboxRecord, stash
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from harvesting import BUSY, PATIENCE
+from support.harvesting import BUSY, PATIENCE
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka

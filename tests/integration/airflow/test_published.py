@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from harvesting import CHILD, Process
+from support.harvesting import CHILD, Process
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowSkipException, TaskDeferred
-from leading import Leader
 from psycopg.conninfo import conninfo_to_dict
+from support.leading import Leader
 
 from airflow_outbox import Ticket
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres

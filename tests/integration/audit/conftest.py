@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from archiving import Archived, make_archived
+from support.archiving import Archived, make_archived
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from archiving import Archived, counts
 from click.testing import CliRunner
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
-from harvesting import COMMAND, Process
+from support.archiving import Archived, counts
+from support.harvesting import COMMAND, Process
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import scene, topics

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from archiving import Archived, counts
 from confluent_kafka import Producer
+from support.archiving import Archived, counts
 
 MOST_MB = 170
 """Of these about 80 are Python and its libraries. To hold 500,000 records in memory takes more than the rest."""

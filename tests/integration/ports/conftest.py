@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from simulation.table import SimulatedTable
 from simulation.world import World
-from tables_under_test import INSERT, RealWriter, SimulatedWriter, TableUnderTest, Writer
+from support.tables_under_test import INSERT, RealWriter, SimulatedWriter, TableUnderTest, Writer
 
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres_table import PostgresTable

@@ -9,7 +9,7 @@ from contextlib import suppress
 from uuid import UUID, uuid4
 
 import pytest
-from tables_under_test import ALL, TableUnderTest
+from support.tables_under_test import ALL, TableUnderTest
 
 from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs

@@ -9,7 +9,7 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
-from tables_under_test import ALL, TableUnderTest, pending
+from support.tables_under_test import ALL, TableUnderTest, pending
 
 from airflow_outbox.errors import FencedError, PostgresError
 from airflow_outbox.values.fence import Witness

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tables_under_test import ALL, TableUnderTest, pending, record
+from support.tables_under_test import ALL, TableUnderTest, pending, record
 
 from airflow_outbox.values.pages import SIZE, TRANSACTION_ID, Length, Page, Reading
 from airflow_outbox.values.records import Snapshot

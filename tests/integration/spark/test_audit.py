@@ -13,10 +13,10 @@ import psycopg
 import pyspark
 import pytest
 import yaml
-from archiving import Archived, counts, make_archived
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
+from support.archiving import Archived, counts, make_archived
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from integration.spark.breaking import end_sessions, first_attempt, register_breaking
 from integration.spark.shop import FILL_ORDERS, RECORDS, Shop
-from pooler import Pooler
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, SparkSession
+from support.pooler import Pooler
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.spark import register

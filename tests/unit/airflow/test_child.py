@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harvesting import BUSY
+from support.harvesting import BUSY
 
 from airflow_outbox.triggers.child import END_SECONDS, LONGEST_LINE, HarvestChild
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from airflow.sdk.definitions.asset import AssetWatcher
 from airflow.triggers.base import TriggerEvent
-from harvesting import BUSY
+from support.harvesting import BUSY
 
 from airflow_outbox.triggers import harvest
 from airflow_outbox.triggers.child import END_SECONDS

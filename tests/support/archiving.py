@@ -12,7 +12,7 @@ import psycopg
 import yaml
 from click.testing import CliRunner
 from confluent_kafka import Producer
-from harvesting import Outbox, make_outbox
+from support.harvesting import Outbox, make_outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
