@@ -14,7 +14,7 @@ from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.process import ServerProcess
 from airflow_outbox.demo.embedded.unprivileged import reachable_programs, server_user
 
-_UNPACKED = Path(__file__).resolve().parents[1] / ".dev" / "pgbouncer"  # by ./dev
+_UNPACKED = Path(__file__).resolve().parents[2] / ".dev" / "pgbouncer"  # by ./dev
 _SETTINGS = """\
 [databases]
 * = host={host} port={port} user={user} password={password}
