@@ -21,7 +21,7 @@ from psycopg import IsolationLevel
 
 from airflow_outbox.audit.findings import AuditReport, Clue, Example, Findings, Kind, faults
 from airflow_outbox.audit.fingerprints import slot_and_offset
-from airflow_outbox.audit.table import Reading, StashedTable
+from airflow_outbox.audit.table import StashedTable, TableSnapshot
 from airflow_outbox.audit.topics import Span, ends, horizons, spans
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
@@ -45,7 +45,7 @@ class AuditRequest:
     examples: int = 5
 
 
-class Scene:
+class AuditRun:
     """One audit's view of Postgres and Kafka. A context manager: a transaction is open as long as it lasts."""
 
     def __init__(self, config: HarvestConfig, request: AuditRequest) -> None:
@@ -79,9 +79,9 @@ class Scene:
     ) -> None:
         self._open.__exit__(kind, error, trace)
 
-    def reading(self) -> Reading:
+    def reading(self) -> TableSnapshot:
         """How to read the rows; to be asked for when the topics have been read. Raises KafkaError."""
-        return Reading(self.topics, self.request.ignored_headers, horizons(self.kafka, self.topics))
+        return TableSnapshot(self.topics, self.request.ignored_headers, horizons(self.kafka, self.topics))
 
     def report(self, findings: Findings) -> AuditReport:
         """The findings in words. Raises PostgresError."""

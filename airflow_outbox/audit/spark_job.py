@@ -27,8 +27,8 @@ from airflow_outbox.audit.command import audit_command
 from airflow_outbox.audit.comparison import Comparison
 from airflow_outbox.audit.findings import AuditReport, Clue, Findings, Kind, first_clues
 from airflow_outbox.audit.fingerprints import Arrived, Stashed
-from airflow_outbox.audit.run import AuditRequest, Scene
-from airflow_outbox.audit.table import Reading, StashedTable
+from airflow_outbox.audit.run import AuditRequest, AuditRun
+from airflow_outbox.audit.table import StashedTable, TableSnapshot
 from airflow_outbox.audit.topics import Span, arrived
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.connection import connect
@@ -65,7 +65,7 @@ def audit_on_spark(spark: SparkSession, config: HarvestConfig, request: AuditReq
 
     Raises ConfigurationError, OutboxMissingError, PostgresError, KafkaError, and Spark's own errors.
     """
-    with Scene(config, request) as scene:
+    with AuditRun(config, request) as scene:
         spans = [piece for span in scene.spans for piece in span.cut(_RECORDS_A_TASK)]
         records = _read(spark, spans, partial(_prints_of_records, scene.kafka, request.ignored_headers))
         records.persist(StorageLevel.DISK_ONLY).count()  # all of it, before what has been lost is looked for
@@ -102,7 +102,7 @@ def _prints_of_records(kafka: dict[str, Any], ignored: frozenset[str], span: Spa
 
 
 def _prints_of_rows(
-    data_source: str, name: OutboxName, outbox: OutboxName, snapshot: str, reading: Reading, ids: tuple[int, int]
+    data_source: str, name: OutboxName, outbox: OutboxName, snapshot: str, reading: TableSnapshot, ids: tuple[int, int]
 ) -> Iterator[Print]:
     with closing(connect(data_source, purpose="audit")) as connection:
         table = StashedTable(connection, name, outbox)

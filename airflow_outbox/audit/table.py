@@ -21,7 +21,7 @@ _CLOCKS_AGREE_WITHIN = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TableSnapshot:
     """How to read rows: of which topics, and leaving which headers out.
 
     `horizons` names the topics that have lost records, and for each the time (seconds since the epoch) before which
@@ -102,7 +102,7 @@ class StashedTable:
         first, last = self._rows("range")[0]
         return (0, -1) if first is None else (first, last)
 
-    def rows(self, reading: Reading, *, first: int, last: int) -> Iterator[Stashed]:
+    def rows(self, reading: TableSnapshot, *, first: int, last: int) -> Iterator[Stashed]:
         """The rows with ids from `first` to `last`, in no order."""
         values = {"topics": list(reading.topics), "first": first, "last": last}
         outbox = self._outbox.beside("")
@@ -146,7 +146,7 @@ def _optional(columns: Mapping[str, Column]) -> dict[str, sql.Composable]:
     }
 
 
-def _stashed(row: tuple[Any, ...], reading: Reading) -> Stashed:
+def _stashed(row: tuple[Any, ...], reading: TableSnapshot) -> Stashed:
     id_, topic, key, value, names, contents, partition, transaction_id, stashed_at, waits = row
     headers = cast("list[Header]", list(zip(names, contents, strict=False)) if names else [])
     if reading.ignored_headers:

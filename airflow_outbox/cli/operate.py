@@ -15,7 +15,7 @@ from airflow_outbox.cli.options import clear_errors, config_file, database
 from airflow_outbox.cli.tickets import show_ticket
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.operate.load import Load, pump
+from airflow_outbox.operate.load import LoadPlan, pump
 from airflow_outbox.operate.parked_requests import ParkedCounts
 from airflow_outbox.operate.status import OutboxStatus, ShardStatus, ask_handover, ask_pause, read_status
 from airflow_outbox.values.terminal import as_json, escaped
@@ -101,7 +101,7 @@ def pump_command(path: Path, **load: object) -> None:
     """Generate load: stash records as an application would."""
     begun = time.monotonic()
     with clear_errors():
-        wanted = Load(**load)  # type: ignore[arg-type]  # click gives what the options say
+        wanted = LoadPlan(**load)  # type: ignore[arg-type]  # click gives what the options say
         committed = pump(HarvestConfig.from_yaml(path), wanted, report=lambda _: None)
     seconds = time.monotonic() - begun
     click.echo(f"{committed} records stashed in {seconds:.1f} s, {committed / seconds:.0f} records/s")

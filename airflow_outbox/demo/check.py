@@ -39,7 +39,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """What a check found. `problems` says, in words, the first of what is wrong; nothing is wrong when it is empty.
 
     `delivered`: records that arrived, whatever they are. `missing`: rows of the input of which no right record arrived
@@ -55,7 +55,7 @@ class Verdict:
     problems: tuple[str, ...]
 
 
-def compare(flights: Iterable[Flight], delivered: Iterable[Delivered]) -> Verdict:
+def compare(flights: Iterable[Flight], delivered: Iterable[Delivered]) -> CheckResult:
     """Hold what arrived against what had to."""
     arrivals: dict[int, list[Delivered]] = defaultdict(list)
     latest: dict[tuple[str, str], tuple[int, int]] = {}
@@ -84,7 +84,7 @@ def compare(flights: Iterable[Flight], delivered: Iterable[Delivered]) -> Verdic
         problems += [f"row {flight.source_row} arrived with {wrong}" for wrong in wrongs if wrong]
         missing += None not in wrongs
     problems += [f"row {row} arrived and is not in the input" for row in arrivals]
-    return Verdict(count, missing, duplicates, out_of_order, tuple(problems))
+    return CheckResult(count, missing, duplicates, out_of_order, tuple(problems))
 
 
 def _wrong(flight: Flight, record: Delivered) -> str | None:

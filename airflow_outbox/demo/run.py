@@ -13,7 +13,7 @@ from types import FrameType
 
 import psycopg
 
-from airflow_outbox.demo.check import TopicReader, Verdict, compare, compare_tables, shown
+from airflow_outbox.demo.check import CheckResult, TopicReader, compare, compare_tables, shown
 from airflow_outbox.demo.display import Display
 from airflow_outbox.demo.embedded.airflow import PASSWORD, USER
 from airflow_outbox.demo.flights import JANUARY_FLIGHTS, TOPICS, read_flights
@@ -82,7 +82,7 @@ def run(options: DemoOptions) -> int:
     return 1 if problems else 0
 
 
-def result_line(verdict: Verdict, *, stashed: int, checked: int, seconds: float) -> str:
+def result_line(verdict: CheckResult, *, stashed: int, checked: int, seconds: float) -> str:
     """The demo's result as JSON. `checked`: flights that the Dag `flights_check` found in the topics as in the tables;
     `seconds`: from the start until everything had ended again.
     """

@@ -35,7 +35,7 @@ from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.values.fence import Request
+from airflow_outbox.values.fence import OperatorRequest
 from airflow_outbox.values.records import MarkedRecord
 
 
@@ -52,7 +52,7 @@ class RowMarksTerm(Term):
         self,
         *,
         view: UUID,
-        request: Request,
+        request: OperatorRequest,
         table: Table,
         log: Log,
         limits: Limits,

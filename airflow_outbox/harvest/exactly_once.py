@@ -46,7 +46,7 @@ from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
-from airflow_outbox.harvest.protocol.ledger_state import LedgerKeeping
+from airflow_outbox.harvest.protocol.ledger_state import LedgerState
 from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import (
     Recovery,
@@ -59,7 +59,7 @@ from airflow_outbox.harvest.protocol.recovery import (
 from airflow_outbox.harvest.protocol.transaction_headers import StampNames, Stamps
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
-from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness, recorded_ids
+from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse, recorded_ids
 from airflow_outbox.values.pages import Length, OutboxRow, Page, count_within, total_size
 from airflow_outbox.values.records import Snapshot
 
@@ -119,7 +119,7 @@ class ExactlyOnceTerm(Term):
         self._file_number: int | None = None
         self._last_drawn = fence.last_drawn
         self._page_bytes = -(-limits.max_in_flight_bytes // 3)
-        self._ledger = LedgerKeeping(view, fence, Recovery(fence.witness, (), ()))
+        self._ledger = LedgerState(view, fence, Recovery(fence.witness, (), ()))
         self._caution = caution
         self._pace = pace
         self._take_up(ParkedLanes({}, ()))
@@ -151,7 +151,7 @@ class ExactlyOnceTerm(Term):
         return batches >= (_MAX_UNPURGED_SMALL if are_small else _MAX_UNPURGED)
 
     @property
-    def witness(self) -> Witness:
+    def witness(self) -> LedgerPosition:
         """What holds of the ledger when all that is committed is settled."""
         return self._ledger.published
 
@@ -192,7 +192,7 @@ class ExactlyOnceTerm(Term):
             flushed,
             flushed.watermark,
         )
-        self._ledger = LedgerKeeping(self.view, self._fence, recovery)
+        self._ledger = LedgerState(self.view, self._fence, recovery)
         self._begun = recovery.witness.batch
         in_part = await self._table.parked_in_part() if self._atomic else ()
         self._take_up(ParkedLanes(*await self._table.parked_lanes()), parked_in_part=in_part)
@@ -576,7 +576,7 @@ class ExactlyOnceTerm(Term):
                 await self._table.require_fence(self.view)  # a successor may use the ids again
                 await self._log.fence_rest()
 
-    def _to_witness(self) -> Witness | None:
+    def _to_witness(self) -> LedgerPosition | None:
         return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None
 
     def _to_account(self) -> Flushed | None:
@@ -585,7 +585,7 @@ class ExactlyOnceTerm(Term):
             flushed = flushed.behind(self._accounted)
         return flushed if flushed != self._accounted else None
 
-    def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:
+    def _told(self, pulse: Pulse, witness: LedgerPosition | None, flushed: Flushed | None) -> None:
         # Held against what was known when the question left: ids are drawn and published while the answer is on its
         # way.
         self._ledger.witnessed = witness or self._ledger.witnessed

@@ -16,8 +16,8 @@ from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.protocol.election import Change, Standing
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord, Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
-from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
-from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
+from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 
@@ -49,7 +49,7 @@ class Table(Protocol):
         view: UUID,
         *,
         delivery: str,
-        witness: Witness,
+        witness: LedgerPosition,
         transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
@@ -70,12 +70,12 @@ class Table(Protocol):
         None when nothing is due. Raises FencedError.
         """
 
-    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+    async def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
         """Where a term that has recovered begins to read: the whole table, or, when dead rows make that slow, what the
         watermark does not see. Of what it sees everything is purged by then.
         """
 
-    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+    async def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         """The next page of a window: at most `max_records`, and at most about `max_bytes` in memory, or one record.
 
         Changes nothing and asks for no fence. `transaction_ids` tells whether the rows are to carry theirs.
@@ -163,7 +163,7 @@ class Table(Protocol):
         published: int,
         in_flight: int,
         rate: float,
-        witness: Witness | None = None,
+        witness: LedgerPosition | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
         """Say in the fence row that the view is alive, has published so many more records, what it has witnessed, and

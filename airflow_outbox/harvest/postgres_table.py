@@ -20,8 +20,8 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
-from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, Reading
+from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
+from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 Arguments = ParamSpec("Arguments")
@@ -97,7 +97,7 @@ class PostgresTable:
         view: UUID,
         *,
         delivery: str,
-        witness: Witness,
+        witness: LedgerPosition,
         transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class PostgresTable:
                 OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes, only_marked=only_marked
             )
 
-    async def first_reading(self, watermark: Snapshot | None) -> Reading:
+    async def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
         seconds = min(_BRIEFLY, self._statement_timeout / 4)
         async with self._within(self._statement_timeout):
             return await self._marking.call(OutboxTable.first_reading, watermark, seconds=seconds)
@@ -132,7 +132,7 @@ class PostgresTable:
     def _patience_for_reading(self) -> float:
         return self._statement_timeout if self._is_settled_in else self._take_over_timeout
 
-    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+    async def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         async with self._within(self._patience_for_reading):
             page = await self._marking.call(
                 OutboxTable.read,
@@ -227,7 +227,7 @@ class PostgresTable:
         published: int,
         in_flight: int,
         rate: float,
-        witness: Witness | None = None,
+        witness: LedgerPosition | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
         # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.

@@ -24,7 +24,7 @@ from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
 from airflow_outbox.harvest.kafka.oauth import TokenSource
 from airflow_outbox.harvest.kafka.producer import KafkaLog, producer_settings
 from airflow_outbox.harvest.kafka.record_size import client_limit
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
@@ -111,7 +111,7 @@ async def harvest(
         most_bytes=client_limit(producer_settings(config)),
     )
 
-    book = TopicBook(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
+    book = TopicCache(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
 
     stuck = StuckIds()
     loop = asyncio.get_running_loop()

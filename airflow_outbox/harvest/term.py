@@ -21,7 +21,7 @@ from uuid import UUID
 
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.ports import Table
-from airflow_outbox.values.fence import Flushed, Pulse, Request, Witness
+from airflow_outbox.values.fence import Flushed, LedgerPosition, OperatorRequest, Pulse
 
 ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0
@@ -33,7 +33,9 @@ _PROMPT_TIME = 0.025  # seconds after records have come in which more of the sam
 class Term(ABC):
     """Harvests under one view, as operators `request`. It adds what it has purged, by topic, to `published`."""
 
-    def __init__(self, *, view: UUID, request: Request, table: Table, limits: Limits, published: Counter[str]) -> None:
+    def __init__(
+        self, *, view: UUID, request: OperatorRequest, table: Table, limits: Limits, published: Counter[str]
+    ) -> None:
         self.view = view
         self.request = request
         self._table = table
@@ -128,7 +130,7 @@ class Term(ABC):
         self._told(pulse, witness, flushed)
         return pulse
 
-    def _to_witness(self) -> Witness | None:
+    def _to_witness(self) -> LedgerPosition | None:
         """What Postgres is to record of the ledger, if anything is new."""
         return None
 
@@ -136,7 +138,7 @@ class Term(ABC):
         """What Postgres is to record and announce of what is out, if anything is new."""
         return None
 
-    def _told(self, pulse: Pulse, witness: Witness | None, flushed: Flushed | None) -> None:  # noqa: B027
+    def _told(self, pulse: Pulse, witness: LedgerPosition | None, flushed: Flushed | None) -> None:  # noqa: B027
         """Postgres has durably recorded `witness` and `flushed`. Not every protocol has them."""
 
     async def _watch(self) -> None:

@@ -15,7 +15,7 @@ from airflow_outbox.values.records import OutboxRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadPlan:
     """What to generate. `rate` is in records/s, None as fast as it goes; `size` is a value's in characters."""
 
     topic: str
@@ -27,7 +27,7 @@ class Load:
     rollbacks: float
 
 
-def pump(config: HarvestConfig, load: Load, *, report: Callable[[int], None]) -> int:
+def pump(config: HarvestConfig, load: LoadPlan, *, report: Callable[[int], None]) -> int:
     """Stash the load; how many records were committed. `report` is told that number after every transaction.
 
     A value begins with the record's number, counted from 0, and a space; `rollbacks` is the share of transactions that
@@ -51,5 +51,5 @@ def pump(config: HarvestConfig, load: Load, *, report: Callable[[int], None]) ->
     return committed
 
 
-def _record(number: int, load: Load) -> OutboxRecord:
+def _record(number: int, load: LoadPlan) -> OutboxRecord:
     return OutboxRecord(load.topic, f"key-{number % load.keys}", f"{number} ".ljust(load.size, "x"), {"source": "pump"})

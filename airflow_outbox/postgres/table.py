@@ -29,8 +29,8 @@ from airflow_outbox.postgres.loaded_rows import is_guarded
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.soundness import require_sound
 from airflow_outbox.sql import statements
-from airflow_outbox.values.fence import Fence, Flushed, History, Pulse, Request, Witness
-from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, Reading
+from airflow_outbox.values.fence import Fence, Flushed, History, LedgerPosition, OperatorRequest, Pulse
+from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 SCHEMA_VERSION = 6
@@ -160,14 +160,14 @@ class OutboxTable:
             raise self._fenced()
         paused, handover, outbox_id, incarnation, delivery, transactional_ids, *numbers = row
         return Fence(
-            request=Request(paused=paused, handover=handover),
+            request=OperatorRequest(paused=paused, handover=handover),
             outbox_id=outbox_id,
             incarnation=incarnation,
             delivery=delivery,
             transactional_ids=tuple(transactional_ids),
             recorded=History(*numbers[:4]),
             present=History(*numbers[4:8]),
-            witness=Witness(*numbers[8:12]),
+            witness=LedgerPosition(*numbers[8:12]),
             last_drawn=self._drawn(numbers[12]),
             beats=numbers[13],
             next_transaction_id=numbers[14],
@@ -183,7 +183,7 @@ class OutboxTable:
         view: UUID,
         *,
         delivery: str,
-        witness: Witness,
+        witness: LedgerPosition,
         transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class OutboxTable:
         with translated(self.name):
             self.connection.execute(self._render("prefer_indexes"))
 
-    def first_reading(self, watermark: Snapshot | None, *, seconds: float) -> Reading:
+    def first_reading(self, watermark: Snapshot | None, *, seconds: float) -> PageSnapshot:
         """Where a term begins to read: at the first record of the whole table. But when it is not found within so many
         seconds, since dead rows are before it, after the `watermark`: no record is of a transaction that it sees.
         """
@@ -215,10 +215,10 @@ class OutboxTable:
             if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                 raise
             if watermark is not None and is_guarded(self.connection, self.name):
-                return Reading(after=watermark)
-        return Reading()
+                return PageSnapshot(after=watermark)
+        return PageSnapshot()
 
-    def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+    def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         """The next page of a window: at most `max_bytes` of key and value, or one record."""
         values = {
             "after": None if reading.after is None else str(reading.after),
@@ -322,7 +322,7 @@ class OutboxTable:
         published: int,
         in_flight: int,
         rate: float,
-        witness: Witness | None = None,
+        witness: LedgerPosition | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
         """Tell the fence row that the view is alive, has published that many more records, what it has witnessed, and
@@ -335,7 +335,7 @@ class OutboxTable:
         if row is None:
             raise self._fenced()
         paused, handover, table_oid, last_drawn, beats, _ = row
-        return Pulse(Request(paused=paused, handover=handover), table_oid, self._drawn(last_drawn), beats)
+        return Pulse(OperatorRequest(paused=paused, handover=handover), table_oid, self._drawn(last_drawn), beats)
 
     def halt(self, view: UUID, reason: str) -> None:
         """Stop harvesting until an operator adopts."""

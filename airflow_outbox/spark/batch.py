@@ -19,7 +19,7 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.commit import find_commit
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import INLINE_BYTES, CommitId, WriteOptions
-from airflow_outbox.spark.staging import Run, StagedRows, sweep
+from airflow_outbox.spark.staging import StagedRows, StagingRun, sweep
 from airflow_outbox.spark.writer import AttemptMessage, abandon, commit_attempts, planned, write_attempt
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class BatchWriter(DataSourceArrowWriter):
     for it: that id is used up then.
     """
 
-    run: Run
+    run: StagingRun
     layout: Layout
     options: WriteOptions = field(repr=False)
     is_done: bool = False
@@ -73,7 +73,7 @@ def batch_writer(schema: StructType, options: WriteOptions, *, wrote: Path | Non
     commit_id = options.commit_id or CommitId(f"spark/{uuid4()}", 0)
     with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
         plan = planned(connection, schema, options)
-        run = Run(plan.outbox, plan.schema, secrets.token_hex(4), commit_id, is_stream=False)
+        run = StagingRun(plan.outbox, plan.schema, secrets.token_hex(4), commit_id, is_stream=False)
         is_done = find_commit(connection, plan.outbox, commit_id) is not None
         if is_done and wrote is not None and wrote.exists():
             raise _used_up(commit_id)

@@ -14,7 +14,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark.insert import Statements, stash_rows, stash_text
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId, WriteOptions
-from airflow_outbox.spark.staging import Run, StagedRows
+from airflow_outbox.spark.staging import StagedRows, StagingRun
 from airflow_outbox.sql import statements
 from airflow_outbox.values.records import Ticket
 
@@ -46,7 +46,7 @@ class Commit:
     """The commit of what the accepted task attempts have staged."""
 
     connection: psycopg.Connection[Any]
-    run: Run
+    run: StagingRun
     layout: Layout
     options: WriteOptions
 

@@ -16,7 +16,7 @@ from airflow_outbox.postgres.connection import is_gone, render
 from airflow_outbox.postgres.names import identifier
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
-from airflow_outbox.spark.staging import Run, StagedRows, column_names, typed_columns
+from airflow_outbox.spark.staging import StagedRows, StagingRun, column_names, typed_columns
 from airflow_outbox.sql import statements
 
 _PIECES_AT_ONCE = 8
@@ -27,7 +27,7 @@ class Statements:
     """Spark's statements on a connection, for one run."""
 
     connection: psycopg.Connection[Any]
-    run: Run
+    run: StagingRun
 
     def execute(
         self, statement: str, values: dict[str, Any] | None = None, **parts: sql.Composable

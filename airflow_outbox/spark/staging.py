@@ -43,7 +43,7 @@ class StagedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StagingRun:
     """The write that stages: its outbox, the schema to stage in, a token of its own, and the id to commit under."""
 
     outbox: OutboxName
@@ -67,7 +67,13 @@ class Run:
 
 
 def stage(
-    lines: Iterable[tuple[int, bytes]], *, run: Run, layout: Layout, inline_bytes: int, attempt: int, data_source: str
+    lines: Iterable[tuple[int, bytes]],
+    *,
+    run: StagingRun,
+    layout: Layout,
+    inline_bytes: int,
+    attempt: int,
+    data_source: str,
 ) -> StagedRows:
     """Stage the lines of one task attempt, given with how many rows each text holds. Raises PostgresError."""
     staged, held, held_bytes = 0, list[bytes](), 0
@@ -88,7 +94,7 @@ def stage(
 
 
 @contextmanager
-def _copy(table: str, run: Run, layout: Layout, data_source: str) -> Iterator[Callable[[bytes], None]]:
+def _copy(table: str, run: StagingRun, layout: Layout, data_source: str) -> Iterator[Callable[[bytes], None]]:
     staging = identifier(run.schema, table)
 
     def statement(name: str, **parts: sql.Composable) -> sql.Composed:
@@ -134,7 +140,7 @@ def column_names(layout: Layout) -> sql.Composed:
     return sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.sent)
 
 
-def drop(connection: psycopg.Connection[Any], run: Run, tables: Sequence[str]) -> None:
+def drop(connection: psycopg.Connection[Any], run: StagingRun, tables: Sequence[str]) -> None:
     """Drop staging tables; where that fails, as when a straggling task holds one, leave it to a later run."""
     for table in tables:
         staging = identifier(run.schema, table)
@@ -146,7 +152,7 @@ def drop(connection: psycopg.Connection[Any], run: Run, tables: Sequence[str]) -
             log.warning("%s is left to a later run: %s", table, error)
 
 
-def sweep(connection: psycopg.Connection[Any], run: Run, *, ttl_seconds: int) -> None:
+def sweep(connection: psycopg.Connection[Any], run: StagingRun, *, ttl_seconds: int) -> None:
     """Drop what this run, and runs that have ended one way or another, have left."""
     values = {
         "schema": run.schema,

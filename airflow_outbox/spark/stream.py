@@ -22,7 +22,7 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import STREAM_INLINE_BYTES, CommitId, WriteOptions
 from airflow_outbox.spark.retrying import patiently
-from airflow_outbox.spark.staging import Run
+from airflow_outbox.spark.staging import StagingRun
 from airflow_outbox.spark.writer import AttemptMessage, Plan, abandon, commit_attempts, planned, write_attempt
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -38,7 +38,7 @@ def stream_app_id(query_id: str) -> str:
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of one query."""
 
-    run: Run
+    run: StagingRun
     layout: Layout
     options: WriteOptions = field(repr=False)
 
@@ -59,7 +59,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if run is not None:
             abandon(messages, run=run, options=self.options)
 
-    def _run_of(self, messages: Sequence[WriterCommitMessage | None]) -> Run | None:
+    def _run_of(self, messages: Sequence[WriterCommitMessage | None]) -> StagingRun | None:
         ids = {cast("AttemptMessage", message).commit_id for message in messages if message is not None}
         return replace(self.run, commit_id=cast("CommitId", ids.pop())) if ids else None
 
@@ -79,5 +79,5 @@ def stream_writer(schema: StructType, options: WriteOptions) -> StreamWriter:
             return planned(connection, schema, options)
 
     plan = patiently(look)
-    run = Run(plan.outbox, plan.schema, secrets.token_hex(4), CommitId("spark-stream", 0), is_stream=True)
+    run = StagingRun(plan.outbox, plan.schema, secrets.token_hex(4), CommitId("spark-stream", 0), is_stream=True)
     return StreamWriter(run, plan.layout, options)

@@ -28,7 +28,7 @@ from airflow_outbox.spark.copy_text import copy_lines
 from airflow_outbox.spark.layout import Layout, plan
 from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.retrying import patiently
-from airflow_outbox.spark.staging import Run, StagedRows, drop, stage, sweep
+from airflow_outbox.spark.staging import StagedRows, StagingRun, drop, stage, sweep
 from airflow_outbox.spark.validation import Problem, first_problem
 from airflow_outbox.sql import statements
 
@@ -80,7 +80,7 @@ class UnfitRecordError(Exception):
 
 
 def write_attempt(
-    batches: Iterable[pyarrow.RecordBatch], *, run: Run, layout: Layout, options: WriteOptions, inline_bytes: int
+    batches: Iterable[pyarrow.RecordBatch], *, run: StagingRun, layout: Layout, options: WriteOptions, inline_bytes: int
 ) -> AttemptMessage:
     """Examine and stage the rows of this task attempt. Raises PostgresError, which Spark answers with another attempt.
 
@@ -124,7 +124,7 @@ def _told(problem: Problem, batch: pyarrow.RecordBatch, *, options: WriteOptions
 
 
 def commit_attempts(
-    messages: Sequence[WriterCommitMessage | None], *, run: Run, layout: Layout, options: WriteOptions
+    messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, layout: Layout, options: WriteOptions
 ) -> JobCommit:
     """Commit what the accepted attempts have staged, and drop the staging. Raises JobError, PostgresError.
 
@@ -148,7 +148,7 @@ def commit_attempts(
     return patiently(attempt)
 
 
-def abandon(messages: Sequence[WriterCommitMessage | None], *, run: Run, options: WriteOptions) -> None:
+def abandon(messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, options: WriteOptions) -> None:
     """Drop what a write that Spark gave up has staged. It has failed already; what can't be dropped now is swept."""
     try:
         with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:

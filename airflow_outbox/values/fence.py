@@ -21,7 +21,7 @@ def recorded_ids(transactional_ids: Iterable[str], *, given_up: Iterable[str]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OperatorRequest:
     """What operators ask of a leader: to mark nothing for a while, or to let another member lead."""
 
     paused: bool = False
@@ -41,7 +41,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class LedgerPosition:
     """What Postgres knows of the ledger.
 
     `topic_id` is the Kafka id of the ledger's topic (None: no leader has used it yet), `batch` the last batch that is
@@ -96,14 +96,14 @@ class Fence:
     the witness does not know of (None: an earlier release harvested last, or nobody).
     """
 
-    request: Request
+    request: OperatorRequest
     outbox_id: UUID
     incarnation: int
     delivery: str | None
     transactional_ids: tuple[str, ...]
     recorded: History
     present: History
-    witness: Witness
+    witness: LedgerPosition
     last_drawn: int
     beats: int
     next_transaction_id: int
@@ -130,7 +130,7 @@ class Pulse:
     back.
     """
 
-    request: Request
+    request: OperatorRequest
     table_oid: int
     last_drawn: int
     beats: int

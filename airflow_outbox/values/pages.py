@@ -11,7 +11,7 @@ from airflow_outbox.values.records import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PageSnapshot:
     """What to read next: records that `after` does not see, that `within` sees, with ids above `above`.
 
     `after` None excludes nothing; `within` None stands for the reading's own snapshot.

@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.protocol.batches import Batch
-from airflow_outbox.harvest.protocol.ledger_state import LedgerKeeping
+from airflow_outbox.harvest.protocol.ledger_state import LedgerState
 from airflow_outbox.harvest.protocol.parking import SingleRecords
 from airflow_outbox.harvest.protocol.producer_state import Call
 from airflow_outbox.postgres.table import OutboxTable
@@ -66,14 +66,14 @@ def time_all(timers: Timers, *, purged: Callable[[int], None], taken_over: Calla
     timers.around(psycopg.Cursor, "execute", WIRE, inside=READ)
     timers.around(psycopg.Cursor, "fetchone", DECODE, inside=READ)
     timers.around(psycopg.Cursor, "fetchall", DECODE, inside=READ)
-    timers.around(TopicBook, "passes", EXAMINE)
-    timers.around(TopicBook, "examine", EXAMINE)
+    timers.around(TopicCache, "passes", EXAMINE)
+    timers.around(TopicCache, "examine", EXAMINE)
     timers.around(SingleRecords, "divert", DIVIDE)
     timers.around(Batch, "divert", DIVIDE)
     timers.around(Batch, "entry", DIVIDE)
-    timers.around(LedgerKeeping, "records", DIVIDE)
+    timers.around(LedgerState, "records", DIVIDE)
     timers.around(TransactionalProducer, "_publish", PRODUCE)
-    timers.around(TopicBook, "partitions", CHOOSE)
+    timers.around(TopicCache, "partitions", CHOOSE)
     timers.around(Partitioner, "choose", CHOOSE)
     timers.around(TransactionalProducer, "_edges", CHOOSE)
     timers.around(TransactionalProducer, "_flush", FLUSH, inside=PRODUCE)

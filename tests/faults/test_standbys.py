@@ -27,7 +27,7 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.values.fence import Witness
+from airflow_outbox.values.fence import LedgerPosition
 
 NAME = OutboxName.parse("outbox")
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = %s"
@@ -208,7 +208,7 @@ def test_what_the_harvester_has_committed_outlives_a_crash_whatever_its_role_has
     own = psycopg.conninfo.make_conninfo(database, user="eager", password="secret")
     with closing(OutboxTable(connect(own, purpose="test"), NAME)) as table:
         table.take_over(view, [], member="test")
-        table.begin(view, delivery="exactly_once", witness=Witness(batch=7))
+        table.begin(view, delivery="exactly_once", witness=LedgerPosition(batch=7))
         primary.kill()
     primary.start()
     with psycopg.connect(database) as connection:

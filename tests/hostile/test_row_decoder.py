@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
-from airflow_outbox.harvest.kafka.topic_cache import Topic, TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import Topic, TopicCache
 from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.postgres.connection import connect
@@ -23,7 +23,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.parked import Why
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.pages import PageSnapshot
 from airflow_outbox.values.terminal import as_json, as_yaml
 
 NAME = OutboxName.parse("outbox")
@@ -77,7 +77,7 @@ class Decoded:
 
     def examined(self, records: list[Any]) -> None:
         """Each record is refused, or such that Kafka's client and the partitioner take it."""
-        book = TopicBook({})
+        book = TopicCache({})
         book._known_until = float("inf")
         book._topics = {record[1]: Topic(None, partitions=4, max_bytes=1_000) for record in records}
         refused = book.examine(records, again=False)
@@ -106,7 +106,7 @@ def decoded(postgres: Any) -> Iterator[Decoded]:
 def test_every_row_that_postgres_lets_in(decoded: Decoded, written: list[tuple[Any, ...]]) -> None:
     count = decoded.write(written)
     table = OutboxTable(decoded.connection, NAME)
-    page = table.read(Reading(), max_records=100, max_bytes=10_000_000, transaction_ids=True)
+    page = table.read(PageSnapshot(), max_records=100, max_bytes=10_000_000, transaction_ids=True)
     assert len(page.rows) == count
     decoded.examined(list(page.rows))
     decoded.connection.execute("UPDATE public.outbox_leader SET view = %s", [view := uuid.uuid4()])

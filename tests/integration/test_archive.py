@@ -22,7 +22,7 @@ from airflow_outbox.postgres.archive import DAYS_AHEAD, Archive
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.pages import PageSnapshot
 
 NAME = OutboxName.parse("outbox")
 MONTH = 30 * 86400.0
@@ -67,7 +67,7 @@ def test_what_is_purged_exactly_once_is_archived_whole_and_once(
         " transaction_id"
     )
     before = query(f"SELECT {columns} FROM outbox WHERE id < 4 ORDER BY id")
-    page = table.read(Reading(), max_records=100, max_bytes=10**9, transaction_ids=False)
+    page = table.read(PageSnapshot(), max_records=100, max_bytes=10**9, transaction_ids=False)
     for _ in range(2):
         table.purge_published(view, [1, 2, 3], page.snapshot, batch=7)
     assert query(f"SELECT {columns} FROM outbox_archive ORDER BY id") == before
@@ -173,7 +173,7 @@ def test_without_a_partition_purging_goes_on_and_the_day_gets_one_later(
     connection.execute(f"DROP TABLE outbox_archive_{today():%Y%m%d}".encode())
     table, view = take_over(connection)
     fill(connection, 3)
-    page = table.read(Reading(), max_records=100, max_bytes=10**9, transaction_ids=False)
+    page = table.read(PageSnapshot(), max_records=100, max_bytes=10**9, transaction_ids=False)
     table.purge_published(view, [1, 2, 3], page.snapshot, batch=1)
     archive = Archive(connection, NAME)
     assert archive.default_records() == 3
@@ -206,7 +206,7 @@ def test_a_reader_of_the_archive_does_not_hold_up_purging_for_long(
             Archive(connection, NAME).tend(now=datetime.now(UTC) + timedelta(days=2), retention=1)
         table, view = take_over(connection)
         fill(connection, 1)
-        page = table.read(Reading(), max_records=100, max_bytes=10**9, transaction_ids=False)
+        page = table.read(PageSnapshot(), max_records=100, max_bytes=10**9, transaction_ids=False)
         table.purge_published(view, [1], page.snapshot, batch=1)
         assert reader.execute("SELECT count(*) FROM outbox_archive").fetchone() == (1,)
 
@@ -223,7 +223,7 @@ def test_a_harvester_that_may_make_no_tables_uses_the_default_partition(
         with psycopg.connect(database, user=role, password="secret", autocommit=True) as harvester:
             table, view = take_over(harvester)
             fill(connection, 2)
-            page = table.read(Reading(), max_records=100, max_bytes=10**9, transaction_ids=False)
+            page = table.read(PageSnapshot(), max_records=100, max_bytes=10**9, transaction_ids=False)
             table.purge_published(view, [1], page.snapshot, batch=1)
             connection.execute(f"DROP TABLE outbox_archive_{today():%Y%m%d}".encode())
             archive = Archive(harvester, NAME)

@@ -33,7 +33,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import ROLES, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.tickets.published import TicketState, ticket_status
-from airflow_outbox.values.fence import Flushed, Witness
+from airflow_outbox.values.fence import Flushed, LedgerPosition
 from airflow_outbox.values.records import Snapshot
 
 NAME = OutboxName.parse("outbox")
@@ -46,7 +46,7 @@ def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
     with closing(psycopg.connect(database, autocommit=True)) as connection:
         init_outbox(connection, NAME)
         with leading(database) as table:
-            table.begin(view_of(connection), delivery="exactly_once", witness=Witness())
+            table.begin(view_of(connection), delivery="exactly_once", witness=LedgerPosition())
         yield connection
 
 
@@ -170,7 +170,7 @@ def test_harvested_at_least_once_nobody_knows(database: str, connection: psycopg
     before = stashed(connection)
     publish(database, connection)
     with leading(database) as table:
-        table.begin(view_of(connection), delivery="at_least_once", witness=Witness())
+        table.begin(view_of(connection), delivery="at_least_once", witness=LedgerPosition())
     assert published(connection, before)
     with pytest.raises(NoWatermarkError, match="exactly_once"):
         published(connection, stashed(connection))

@@ -25,7 +25,7 @@ from support.harvesting import wait_until
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.kafka import topic_cache
 from airflow_outbox.harvest.kafka.record_size import size_for_broker
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.values.records import MarkedRecord
 
@@ -46,9 +46,9 @@ class Topic:
     def record(self, value: str | bytes = "v", *, key: str = "k", partition: int | None = None) -> MarkedRecord:
         return MarkedRecord(1, self.name, key, value, ["h", "i"], ["1", "2"], partition)
 
-    def book(self, **producer: Any) -> TopicBook:
+    def book(self, **producer: Any) -> TopicCache:
         """A book for which Kafka has refused something of the topic."""
-        book = TopicBook(self.kafka, producer=producer, own=("ledger",))
+        book = TopicCache(self.kafka, producer=producer, own=("ledger",))
         book.doubt(self.name)
         return book
 
@@ -74,7 +74,7 @@ class Topic:
         return found[0] is None
 
 
-def cause(book: TopicBook, record: MarkedRecord, *, again: bool = False) -> Cause | None:
+def cause(book: TopicCache, record: MarkedRecord, *, again: bool = False) -> Cause | None:
     refusals: dict[int, Refusal] = book.examine([record], again=again)
     return refusals[record.id].cause if refusals else None
 
@@ -115,7 +115,7 @@ def test_the_broker_is_believed_of_a_record_that_was_alone_until_the_topic_takes
 
 
 def test_the_clients_own_limit_holds_for_what_is_not_compressed_yet(topic: Topic) -> None:
-    book = TopicBook(topic.kafka, producer={**LZ4, "message.max.bytes": 3000})
+    book = TopicCache(topic.kafka, producer={**LZ4, "message.max.bytes": 3000})
     assert cause(book, topic.record("x" * 4000)) is Cause.TOO_LARGE
     assert cause(book, topic.record("x" * 2000)) is None
     small, large = ((1, topic.name, "k", "x" * size, [], [], None, 1 + size, None) for size in (2000, 4000))
@@ -124,7 +124,7 @@ def test_the_clients_own_limit_holds_for_what_is_not_compressed_yet(topic: Topic
 
 
 def test_another_try_finds_partitions_that_were_added(topic: Topic) -> None:
-    book, record = TopicBook(topic.kafka), topic.record(partition=1)
+    book, record = TopicCache(topic.kafka), topic.record(partition=1)
     assert cause(book, record) is Cause.PARTITION
     topic.admin.create_partitions([NewPartitions(topic.name, 2)])[topic.name].result()
     assert cause(book, record) is Cause.PARTITION

@@ -21,7 +21,7 @@ from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
 from airflow_outbox.values.fence import Fence
-from airflow_outbox.values.pages import Length, OutboxRow, Reading
+from airflow_outbox.values.pages import Length, OutboxRow, PageSnapshot
 from airflow_outbox.values.records import Snapshot
 
 # The term
@@ -139,20 +139,20 @@ class _Windows(windows.Windows, ABC):
         return within
 
     @abstractmethod
-    def changed(self, snapshot: Snapshot, last_id: int | None) -> Reading:
+    def changed(self, snapshot: Snapshot, last_id: int | None) -> PageSnapshot:
         """What to read next, by a rule that is wrong."""
 
 
 class ReadsByIds(_Windows):
     highest = 0
 
-    def changed(self, snapshot: Snapshot, last_id: int | None) -> Reading:
+    def changed(self, snapshot: Snapshot, last_id: int | None) -> PageSnapshot:
         self.highest = max(self.highest, last_id or 0)
-        return Reading(above=self.highest)
+        return PageSnapshot(above=self.highest)
 
 
 class ForgetsInProgress(_Windows):
-    def changed(self, snapshot: Snapshot, last_id: int | None) -> Reading:
+    def changed(self, snapshot: Snapshot, last_id: int | None) -> PageSnapshot:
         after = self.next.after and replace(self.next.after, in_progress=frozenset())
         return replace(self.next, after=after)
 
@@ -162,7 +162,7 @@ class PagesFreely(windows.Windows):
 
     def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
         more = not complete and last_id is not None
-        self.next = Reading(after=self.next.after, above=last_id or 0) if more else Reading(after=snapshot)
+        self.next = PageSnapshot(after=self.next.after, above=last_id or 0) if more else PageSnapshot(after=snapshot)
         return snapshot
 
 

@@ -16,7 +16,7 @@ from airflow_outbox.errors import KafkaError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import Call, State
 from airflow_outbox.values.fence import Fence
-from airflow_outbox.values.pages import OutboxRow, Page, Reading
+from airflow_outbox.values.pages import OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import Snapshot
 
 EVERYTHING = Snapshot(2**63, 2**63)
@@ -51,16 +51,16 @@ class PurgesUnseen(SimulatedTable):
 class ReadsBeyond(SimulatedTable):
     """Reads a window's next pages without its upper bound: also records that became visible since."""
 
-    async def read(self, reading: Reading, **bounds: Any) -> Page:
+    async def read(self, reading: PageSnapshot, **bounds: Any) -> Page:
         return await SimulatedTable.read(self, replace(reading, within=None), **bounds)
 
 
 class BeginsLate(SimulatedTable):
     """Begins a term after all that is visible, and not after what is known to be published."""
 
-    async def first_reading(self, watermark: Snapshot | None) -> Reading:
-        page = await self.read(Reading(), max_records=1, max_bytes=1, transaction_ids=False)
-        return Reading(after=page.snapshot)
+    async def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
+        page = await self.read(PageSnapshot(), max_records=1, max_bytes=1, transaction_ids=False)
+        return PageSnapshot(after=page.snapshot)
 
 
 class NeverHalts(SimulatedTable):

@@ -7,7 +7,7 @@ from collections import Counter
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry
-from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.pages import PageSnapshot
 
 
 class FlushesEarly(FlushTracking):
@@ -35,7 +35,7 @@ class EndsWindowsLate(ExactlyOnceTerm):
         before = self._windows.next.within
         found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
         if before is not None and self._windows.next.within is None:
-            page = await self._table.read(Reading(), max_records=1, max_bytes=1, transaction_ids=False)
+            page = await self._table.read(PageSnapshot(), max_records=1, max_bytes=1, transaction_ids=False)
             self._tracking.end_window(page.snapshot)
         return found
 

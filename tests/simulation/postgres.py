@@ -15,7 +15,7 @@ from uuid import UUID
 
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.tickets.published import proof_of
-from airflow_outbox.values.fence import Flushed, History, Request, Witness
+from airflow_outbox.values.fence import Flushed, History, LedgerPosition, OperatorRequest
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 OUTBOX_ID = UUID(int=1)
@@ -37,11 +37,11 @@ class FenceRow:
     transactional_ids: tuple[str, ...] = ()
     recorded: History | None = None
     begun_view: UUID | None = None
-    witness: Witness = field(default_factory=Witness)
+    witness: LedgerPosition = field(default_factory=LedgerPosition)
     beats: int = 0
     halted: str | None = None
     flushed: Flushed = field(default_factory=Flushed)
-    request: Request = field(default_factory=Request)
+    request: OperatorRequest = field(default_factory=OperatorRequest)
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
 from airflow_outbox.harvest.protocol.parking import Cause, Lane, Refusal
-from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
-from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
+from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 LOCK_TIMEOUT = 1.0
@@ -167,7 +167,7 @@ class Server:
         self,
         view: UUID | None,
         delivery: str,
-        witness: Witness,
+        witness: LedgerPosition,
         transactional_ids: Sequence[str] | None,
         flushed: Flushed | None,
     ) -> None:
@@ -178,7 +178,7 @@ class Server:
         row = replace(row, delivery=delivery, witness=witness, beats=row.beats + 1, begun_view=row.view)
         self.set_fence(row)
 
-    def heartbeat(self, view: UUID | None, witness: Witness | None, flushed: Flushed | None) -> Pulse:
+    def heartbeat(self, view: UUID | None, witness: LedgerPosition | None, flushed: Flushed | None) -> Pulse:
         self.require(view)
         row = self.database.state.fence
         seen = row.witness if witness is None else replace(witness, topic_id=row.witness.topic_id)
@@ -192,11 +192,11 @@ class Server:
         if row.view == view:
             self.set_fence(replace(row, halted=row.halted or reason))
 
-    def first_reading(self, watermark: Snapshot | None) -> Reading:
+    def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
         """Half of the time there are dead rows."""
-        return Reading(after=watermark if self._random.random() < 0.5 else None)
+        return PageSnapshot(after=watermark if self._random.random() < 0.5 else None)
 
-    def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+    def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         snapshot = self.database.snapshot()
         after, within = reading.after, reading.within
         due = [

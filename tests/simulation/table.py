@@ -15,8 +15,8 @@ from simulation.statements import Backend, Server
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Parked
 from airflow_outbox.harvest.protocol.parking import Lane, Refusal
-from airflow_outbox.values.fence import Fence, Flushed, Pulse, Witness
-from airflow_outbox.values.pages import Length, OutboxRow, Page, Reading
+from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
+from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 _STATEMENT_TIMEOUT = 5.0
@@ -56,7 +56,7 @@ class SimulatedTable:
         view: UUID,
         *,
         delivery: str,
-        witness: Witness,
+        witness: LedgerPosition,
         transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
@@ -79,11 +79,13 @@ class SimulatedTable:
         marked: list[MarkedRecord] = await self._run_locked(self._reading, "mark", view, effect)
         return marked
 
-    async def first_reading(self, watermark: Snapshot | None) -> Reading:
-        first: Reading = await self._run(self._reading, "first_reading", lambda: self._server.first_reading(watermark))
+    async def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
+        first: PageSnapshot = await self._run(
+            self._reading, "first_reading", lambda: self._server.first_reading(watermark)
+        )
         return first
 
-    async def read(self, reading: Reading, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+    async def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
         bounds = {"max_records": max_records, "max_bytes": max_bytes, "transaction_ids": transaction_ids}
         page: Page = await self._run(self._reading, "read", lambda: self._server.read(reading, **bounds))
         return page
@@ -188,7 +190,7 @@ class SimulatedTable:
         published: int,
         in_flight: int,
         rate: float,
-        witness: Witness | None = None,
+        witness: LedgerPosition | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
         def effect() -> Pulse:

@@ -16,7 +16,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.parked import Why
 from airflow_outbox.postgres.schema import Role, grant_statements, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.values.fence import Flushed, Witness
+from airflow_outbox.values.fence import Flushed, LedgerPosition
 from airflow_outbox.values.records import Snapshot
 
 NAME = OutboxName.parse("outbox")
@@ -32,7 +32,7 @@ class Leader:
         self.table = OutboxTable(self.own, NAME)
         self.view = uuid4()
         self.table.take_over(self.view, [self.table.backend()], member="test")
-        self.table.begin(self.view, delivery=delivery, witness=Witness())
+        self.table.begin(self.view, delivery=delivery, witness=LedgerPosition())
 
     def stash(self, records: int = 1) -> Ticket:
         with self.connection.transaction():

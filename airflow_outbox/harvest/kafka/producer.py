@@ -26,7 +26,7 @@ from airflow_outbox.harvest.kafka.errors import (
     refused_settings,
 )
 from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.values.records import MarkedRecord
@@ -87,7 +87,7 @@ class KafkaLog:
         self,
         settings: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
-        book: TopicBook,
+        book: TopicCache,
         individually: bool,
         on_throttled: Callable[[float], object],
     ) -> None:
@@ -120,7 +120,7 @@ class KafkaLog:
         cls,
         settings: dict[str, Any],
         *,
-        book: TopicBook,
+        book: TopicCache,
         individually: bool = False,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> Self:

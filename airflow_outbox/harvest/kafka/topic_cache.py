@@ -91,7 +91,7 @@ class _Settings:
     min_in_sync: int
 
 
-class TopicBook:
+class TopicCache:
     """Topics by name."""
 
     def __init__(

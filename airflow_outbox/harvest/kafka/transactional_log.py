@@ -11,7 +11,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
 from airflow_outbox.harvest.kafka.names import KafkaNames
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_producer import CALLS_UNTIL_STUCK, TransactionalProducer, fence_producer
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.parking import Refusal
@@ -45,7 +45,7 @@ class KafkaTransactionalLog:
         config: HarvestConfig,
         names: KafkaNames,
         shard: int,
-        book: TopicBook,
+        book: TopicCache,
         on_throttled: Callable[[float], object],
         stuck: StuckIds,
     ) -> None:
@@ -72,7 +72,7 @@ class KafkaTransactionalLog:
         names: KafkaNames,
         *,
         shard: int,
-        book: TopicBook,
+        book: TopicCache,
         on_throttled: Callable[[float], object] = lambda _: None,
         stuck: StuckIds | None = None,
     ) -> Self:

@@ -30,7 +30,7 @@ from airflow_outbox.harvest.kafka.errors import (
 )
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED, producer_settings, shown
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, Transaction, smallest_gap
 from airflow_outbox.harvest.protocol.turns import Place
@@ -159,7 +159,7 @@ class TransactionalProducer:
         transactional_id: str,
         *,
         ledger: Place,
-        book: TopicBook,
+        book: TopicCache,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> None:
         """With tokens it waits for one. `on_throttled` is told for how many seconds a quota holds the producer back.

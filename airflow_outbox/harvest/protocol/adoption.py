@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.protocol.ledger import Entry, Ledger, Unread
 from airflow_outbox.harvest.protocol.recovery import differences, of_present_records
-from airflow_outbox.values.fence import Fence, Witness
+from airflow_outbox.values.fence import Fence, LedgerPosition
 
 _ADOPTIONS_A_TIMELINE = 1000
 
@@ -28,7 +28,7 @@ class Adopting:
     differences: Sequence[str]
     certain: Sequence[Entry]
     unpurged: Sequence[Entry]
-    witness: Witness
+    witness: LedgerPosition
     last_incarnation: int
 
 
@@ -73,7 +73,7 @@ def unpurged(fence: Fence, ledger: Ledger) -> list[Entry]:
     ]
 
 
-def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
+def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> LedgerPosition:
     """Where the ledger is, and where leaders will read it from: its head. Without a head, or with `foreign` offsets
     after it, which leaders could not read, it is the ledger's end, and batches are numbered from 1 again.
     """
@@ -82,5 +82,5 @@ def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> Witness:
     told = [fence.witness.highest_id, *published, *([head.highest_id] if head else [])]
     highest_id = max((highest for highest in told if highest < _CHOSEN), default=0)
     if head is None or any(offset >= ledger.head_offset for offset in foreign):
-        return Witness(ledger.topic_id, 0, ledger.end, highest_id)
-    return Witness(ledger.topic_id, head.batch, ledger.head_offset, highest_id)
+        return LedgerPosition(ledger.topic_id, 0, ledger.end, highest_id)
+    return LedgerPosition(ledger.topic_id, head.batch, ledger.head_offset, highest_id)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
-from airflow_outbox.values.fence import Fence, Witness
+from airflow_outbox.values.fence import Fence, LedgerPosition
 from airflow_outbox.values.pages import Length, OutboxRow, total_size
 from airflow_outbox.values.records import Snapshot
 
@@ -63,7 +63,7 @@ class Batch:
     no_longer_slow: frozenset[int] = frozenset()
     may_be_free: bool = False
     commit: int = 0
-    witness: Witness | None = None
+    witness: LedgerPosition | None = None
     is_readable: bool = False
     is_settled: bool = False
 

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, LedgerRecord, chunk_key
 from airflow_outbox.harvest.protocol.recovery import Recovery
-from airflow_outbox.values.fence import Fence, Witness
+from airflow_outbox.values.fence import Fence, LedgerPosition
 
 
-class LedgerKeeping:
+class LedgerState:
     """One term's. `published` is what holds when all that is committed is settled in Postgres, `settled` what holds
     now, and `witnessed` what Postgres has durably recorded of it.
     """
@@ -47,7 +47,7 @@ class LedgerKeeping:
         )
         return [*records, head.record()]
 
-    def committed(self, entry: Entry, *, offset: int, highest_id: int) -> Witness:
+    def committed(self, entry: Entry, *, offset: int, highest_id: int) -> LedgerPosition:
         """The records are committed, the last one at this offset; what holds once the batch is settled."""
         self._kept = self._keeping
         highest_id = max(highest_id, self.published.highest_id)

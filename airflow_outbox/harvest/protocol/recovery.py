@@ -46,7 +46,7 @@ from uuid import UUID
 
 from airflow_outbox.errors import HistoryError, KafkaError, PostgresError
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
-from airflow_outbox.values.fence import Fence, Pulse, Witness
+from airflow_outbox.values.fence import Fence, LedgerPosition, Pulse
 from airflow_outbox.values.pages import Page
 
 BEFORE_THIS_DATABASE = "the ledger was written before this database ever had one"
@@ -68,7 +68,7 @@ class Recovery:
     the ledger that stand, with their chunks.
     """
 
-    witness: Witness
+    witness: LedgerPosition
     unpurged: tuple[Entry, ...]
     kept: tuple[tuple[int, int], ...]
 
@@ -132,7 +132,9 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
     if head is None:
         return Recovery(replace(witness, topic_id=ledger.topic_id), (), ())
     return Recovery(
-        witness=Witness(ledger.topic_id, head.batch, ledger.head_offset, max(witness.highest_id, head.highest_id)),
+        witness=LedgerPosition(
+            ledger.topic_id, head.batch, ledger.head_offset, max(witness.highest_id, head.highest_id)
+        ),
         # One after the head is what a cut left of a batch: nothing has compared it.
         unpurged=tuple(entry for entry in ledger.entries if witness.batch < entry.batch <= head.batch),
         kept=head.kept,

@@ -25,15 +25,15 @@ that the last one left in the fence row, for everything that it sees is publishe
 
 from __future__ import annotations
 
-from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.pages import PageSnapshot
 from airflow_outbox.values.records import Snapshot
 
 
 class Windows:
     """Where a term's reading stands."""
 
-    def __init__(self, first: Reading | None = None) -> None:
-        self.next = first or Reading()
+    def __init__(self, first: PageSnapshot | None = None) -> None:
+        self.next = first or PageSnapshot()
 
     def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
         """Take note of a page that was read for `next`, and return the snapshot that the page is within.
@@ -43,7 +43,7 @@ class Windows:
         """
         within = self.next.within or snapshot
         if complete or last_id is None:
-            self.next = Reading(after=within)
+            self.next = PageSnapshot(after=within)
         else:
-            self.next = Reading(after=self.next.after, within=within, above=last_id)
+            self.next = PageSnapshot(after=self.next.after, within=within, above=last_id)
         return within

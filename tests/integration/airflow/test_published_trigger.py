@@ -22,7 +22,7 @@ from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedS
 from airflow_outbox.tickets.listener import MOST_STATEMENTS
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
-from airflow_outbox.values.fence import Witness
+from airflow_outbox.values.fence import LedgerPosition
 from airflow_outbox.values.records import Snapshot
 
 BLOCKED = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -129,14 +129,14 @@ async def test_a_connection_that_is_lost_once_the_batch_is_out_is_made_anew(lead
 async def test_that_there_is_nothing_to_tell_an_asset_is_said_once(
     leader: Leader, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    leader.table.begin(leader.view, delivery="at_least_once", witness=Witness())
+    leader.table.begin(leader.view, delivery="at_least_once", witness=LedgerPosition())
     async with aclosing(OutboxWatermarkTrigger(asset="kafka://k/t").run()) as events:
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(1.7)
         said = "".join(capfd.readouterr())
         assert said.count("asset kafka://k/t gets no events: outbox outbox is harvested at least once") == 1
         assert not waiting.done()
-        leader.table.begin(leader.view, delivery="exactly_once", witness=Witness())
+        leader.table.begin(leader.view, delivery="exactly_once", witness=LedgerPosition())
         leader.beat(topics={"t": 1})
         async with asyncio.timeout(10):
             assert (await waiting).payload["topics"] == {"t": 1}

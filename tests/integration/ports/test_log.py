@@ -22,7 +22,7 @@ from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_ledger_topic
 from airflow_outbox.harvest.kafka.producer import KafkaLog, producer_settings
-from airflow_outbox.harvest.kafka.topic_cache import TopicBook
+from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.ports import Delivery, Log, TransactionalLog
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head
@@ -80,7 +80,7 @@ async def log(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterato
     kafka = request.getfixturevalue("kafka")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
-    real = await KafkaLog.open(producer_settings(config(kafka)), book=TopicBook(config(kafka).kafka))
+    real = await KafkaLog.open(producer_settings(config(kafka)), book=TopicCache(config(kafka).kafka))
     yield LogUnderTest(real, topic, lambda: consumed(kafka.bootstrap, topic, 3))
     await real.close()
 
@@ -163,7 +163,7 @@ async def logs(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
         names = dataclasses.replace(
             KafkaNames.of(settings, outbox_id), transactional_id=topic_prefix + transactional_id
         )
-        opened.append(await KafkaTransactionalLog.open(settings, names, shard=0, book=TopicBook(settings.kafka)))
+        opened.append(await KafkaTransactionalLog.open(settings, names, shard=0, book=TopicCache(settings.kafka)))
         return opened[-1]
 
     yield TransactionalLogsUnderTest(open_real, topic, lambda: committed(kafka.bootstrap, topic))

@@ -15,7 +15,7 @@ from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.postgres import parked as parked_table
-from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, Reading
+from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 WAITING = None
@@ -41,13 +41,13 @@ class Scene:
         """Take over an outbox with these records, and read it."""
         self.table.commit(list(records))
         await self.table.one.take_over(self.view)
-        return (await self.table.one.read(Reading(), **ALL, transaction_ids=False)).snapshot
+        return (await self.table.one.read(PageSnapshot(), **ALL, transaction_ids=False)).snapshot
 
     async def park(self, snapshot: Snapshot | None, *parked: Parked) -> None:
         await self.table.one.park(self.view, parked, snapshot)
 
     async def left(self) -> list[int]:
-        page = await self.table.one.read(Reading(), **ALL, transaction_ids=False)
+        page = await self.table.one.read(PageSnapshot(), **ALL, transaction_ids=False)
         return [row[0] for row in page.rows]
 
     async def due_rows(self, *, most: int = 100, all_lanes: bool = False) -> Sequence[OutboxRow]:
@@ -282,7 +282,7 @@ async def test_a_fenced_view_changes_nothing_that_is_parked(scene: Scene) -> Non
 async def test_a_transaction_that_waits_for_somebody_to_ask_may_not_be_tried(scene: Scene) -> None:
     snapshot = await scene.lead(record(1, A), record(2, B))
     scene.table.commit([record(3, C)])
-    later = (await scene.table.one.read(Reading(), **ALL, transaction_ids=False)).snapshot
+    later = (await scene.table.one.read(PageSnapshot(), **ALL, transaction_ids=False)).snapshot
     await scene.park(later, because(Cause.HEADERS, 1), because(WAITING, 2), because(Cause.PARTITION, 3))
     assert snapshot != later
     scene.table.elapse()

@@ -12,8 +12,8 @@ import pytest
 from support.tables_under_test import ALL, TableUnderTest, pending
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.values.fence import Witness
-from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.fence import LedgerPosition
+from airflow_outbox.values.pages import PageSnapshot
 from airflow_outbox.values.records import MarkedRecord
 
 
@@ -113,9 +113,9 @@ async def test_without_a_take_over_there_is_no_connection(table: TableUnderTest)
 
 
 async def test_the_fence_row_keeps_what_it_is_told(table: TableUnderTest) -> None:
-    view, witness = uuid4(), Witness("ledger", 7, 40, 99)
+    view, witness = uuid4(), LedgerPosition("ledger", 7, 40, 99)
     found = await table.one.take_over(view)
-    assert (found.delivery, found.transactional_ids, found.halted, found.witness) == (None, (), None, Witness())
+    assert (found.delivery, found.transactional_ids, found.halted, found.witness) == (None, (), None, LedgerPosition())
     assert found.recorded == found.present
     await table.one.begin(view, delivery="exactly_once", witness=witness, transactional_ids=["one", "two"])
     await table.one.begin(view, delivery="exactly_once", witness=witness)
@@ -159,18 +159,18 @@ async def test_a_fenced_view_purges_nothing_and_tells_nothing(table: TableUnderT
     old, new = uuid4(), uuid4()
     table.commit(pending(2))
     await table.one.take_over(old)
-    page = await table.one.read(Reading(), **ALL, transaction_ids=False)
+    page = await table.one.read(PageSnapshot(), **ALL, transaction_ids=False)
     await table.other.take_over(new)
     for attempt in (
         table.one.purge_published(old, [1], page.snapshot),
-        table.one.begin(old, delivery="exactly_once", witness=Witness("x", 1, 1, 1)),
-        table.one.heartbeat(old, published=0, in_flight=0, rate=0, witness=Witness("x", 1, 1, 1)),
+        table.one.begin(old, delivery="exactly_once", witness=LedgerPosition("x", 1, 1, 1)),
+        table.one.heartbeat(old, published=0, in_flight=0, rate=0, witness=LedgerPosition("x", 1, 1, 1)),
         table.one.fence(old),
     ):
         with pytest.raises(FencedError):
             await attempt
-    assert (await table.other.fence(new)).witness == Witness()
-    assert len((await table.other.read(Reading(), **ALL, transaction_ids=False)).rows) == 2
+    assert (await table.other.fence(new)).witness == LedgerPosition()
+    assert len((await table.other.read(PageSnapshot(), **ALL, transaction_ids=False)).rows) == 2
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["another", "its own"])

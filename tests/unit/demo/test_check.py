@@ -9,10 +9,10 @@ from zlib import crc32
 
 import pytest
 
-from airflow_outbox.demo.check import Delivered, Verdict, compare, shown
+from airflow_outbox.demo.check import CheckResult, Delivered, compare, shown
 from airflow_outbox.demo.flights import ALL_FLIGHTS, JANUARY_FLIGHTS, TOPICS, Flight, read_flights
 
-RIGHT = Verdict(delivered=2000, missing=0, duplicates=0, out_of_order=0, problems=())
+RIGHT = CheckResult(delivered=2000, missing=0, duplicates=0, out_of_order=0, problems=())
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from airflow_outbox.demo.__main__ import main
-from airflow_outbox.demo.check import Verdict
+from airflow_outbox.demo.check import CheckResult
 from airflow_outbox.demo.display import Display, Progression
 from airflow_outbox.demo.follow import DemoError
 from airflow_outbox.demo.run import DemoOptions, result_line
@@ -17,7 +17,7 @@ from airflow_outbox.demo.servers import emptied
 
 
 def test_the_result_is_one_json_object() -> None:
-    verdict = Verdict(delivered=9, missing=2, duplicates=1, out_of_order=3, problems=("…",))
+    verdict = CheckResult(delivered=9, missing=2, duplicates=1, out_of_order=3, problems=("…",))
     line = result_line(verdict, stashed=10, checked=8, seconds=61.26)
     assert line == (
         '{"stashed": 10, "delivered": 9, "missing": 2, "duplicates": 1, "out_of_order": 3, "checked": 8, '

@@ -6,12 +6,12 @@ import pytest
 
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark.options import CommitId
-from airflow_outbox.spark.staging import Run
+from airflow_outbox.spark.staging import StagingRun
 
 
 @pytest.mark.parametrize("table", ["outbox", "x" * 53, '"' + "ü" * 26 + '"'])
 def test_a_name_keeps_within_the_limit(table: str) -> None:
-    run = Run(OutboxName.parse(table), "public", "0123abcd", CommitId("job", 0), is_stream=False)
+    run = StagingRun(OutboxName.parse(table), "public", "0123abcd", CommitId("job", 0), is_stream=False)
     assert len(run.table(2**63 - 1).encode()) <= 63
 
 
@@ -25,5 +25,5 @@ def test_a_schema_for_staging_keeps_within_the_limit(table: str, schema: str) ->
 
 
 def test_a_name_begins_like_the_outbox() -> None:
-    run = Run(OutboxName.parse("shop.events"), "shop", "0123abcd", CommitId("job", 0), is_stream=False)
+    run = StagingRun(OutboxName.parse("shop.events"), "shop", "0123abcd", CommitId("job", 0), is_stream=False)
     assert run.table(31) == "events_staging_0123abcd_1f"

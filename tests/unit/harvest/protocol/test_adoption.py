@@ -11,21 +11,21 @@ from airflow_outbox.errors import ConfigurationError, HistoryError, PostgresErro
 from airflow_outbox.harvest.protocol.adoption import adopting
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 from airflow_outbox.harvest.protocol.recovery import of_present_records, recover, require_history, require_page
-from airflow_outbox.values.fence import Fence, History, Request, Witness
+from airflow_outbox.values.fence import Fence, History, LedgerPosition, OperatorRequest
 from airflow_outbox.values.pages import Page
 from airflow_outbox.values.records import Snapshot
 
 OUTBOX, OTHER, VIEW = UUID(int=1), UUID(int=9), UUID(int=2)
 HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
 FENCE = Fence(
-    request=Request(),
+    request=OperatorRequest(),
     outbox_id=OUTBOX,
     incarnation=2,
     delivery="exactly_once",
     transactional_ids=("x",),
     recorded=HISTORY,
     present=replace(HISTORY, timeline=2),
-    witness=Witness("T", batch=2, offset=40, highest_id=90),
+    witness=LedgerPosition("T", batch=2, offset=40, highest_id=90),
     last_drawn=200,
     beats=8,
     next_transaction_id=20,
@@ -43,7 +43,7 @@ def test_only_entries_of_the_present_incarnation_are_purged() -> None:
     entries = (entry(2, 2), entry(3, 2), entry(4, 1), entry(5, 2, OTHER), entry(6, 2, None))
     plan = adopting(FENCE, Ledger("T", 50, HEAD, 45, entries), [])
     assert [each.batch for each in plan.unpurged] == [3, 6]
-    assert plan.witness == Witness("T", 3, 45, 100)
+    assert plan.witness == LedgerPosition("T", 3, 45, 100)
     assert "timeline 2" in plan.differences[0]
 
 
@@ -57,7 +57,7 @@ def test_an_incarnation_that_a_restore_has_undone_is_not_used_again(timeline: in
 def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purged() -> None:
     """The batches began anew behind something foreign, so that older ones have higher numbers; the head is theirs."""
     before = Ledger("T", 60, replace(HEAD, incarnation=1, batch=7), 45, (entry(7, 1),))
-    fence = replace(FENCE, witness=Witness("T", batch=0, offset=60, highest_id=100))
+    fence = replace(FENCE, witness=LedgerPosition("T", batch=0, offset=60, highest_id=100))
     assert adopting(fence, before, [(50, "none of ours")]).unpurged == []
 
 
@@ -77,7 +77,7 @@ def test_what_is_published_is_purged_where_only_ids_were_set_back() -> None:
         {"present": replace(HISTORY, table_oid=2)},
         {"present": replace(HISTORY, database_oid=2)},
         {"beats": 6},
-        {"witness": Witness("T", batch=1, offset=40, highest_id=90)},
+        {"witness": LedgerPosition("T", batch=1, offset=40, highest_id=90)},
         {"incarnation": 1},
         {"incarnation": 3},
         {"begun_view": UUID(int=3)},
@@ -111,7 +111,7 @@ def test_a_page_of_a_table_that_was_truncated_ends_the_term() -> None:
 
 def test_a_ledger_with_anothers_head_can_not_be_adopted() -> None:
     ledger = Ledger("T", 50, replace(HEAD, outbox_id=OTHER), 45, ())
-    for fence in (FENCE, replace(FENCE, witness=Witness()), replace(FENCE, halted="somebody has looked")):
+    for fence in (FENCE, replace(FENCE, witness=LedgerPosition()), replace(FENCE, halted="somebody has looked")):
         with pytest.raises(ConfigurationError, match=r"is that of outbox .*09.*Leave ledger_topic .* delete the topic"):
             adopting(fence, ledger, [])
 

@@ -9,7 +9,7 @@ import pytest
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.protocol.recovery import require_given_up
-from airflow_outbox.values.fence import Fence, Flushed, History, Request, Witness, recorded_ids
+from airflow_outbox.values.fence import Fence, Flushed, History, LedgerPosition, OperatorRequest, recorded_ids
 from airflow_outbox.values.records import Snapshot
 
 
@@ -32,14 +32,14 @@ def test_an_id_whose_commit_may_still_come_is_never_left_alone() -> None:
 
 
 FENCE = Fence(
-    request=Request(),
+    request=OperatorRequest(),
     outbox_id=UUID(int=1),
     incarnation=1,
     delivery="exactly_once",
     transactional_ids=tuple(recorded_ids(["x.1", "x.2", "x.0"], given_up=["x.0"])),
     recorded=History(1, 1, 1, 1),
     present=History(1, 1, 1, 1),
-    witness=Witness(),
+    witness=LedgerPosition(),
     last_drawn=0,
     beats=0,
     next_transaction_id=1,

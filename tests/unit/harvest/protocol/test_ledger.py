@@ -15,7 +15,7 @@ from airflow_outbox.errors import HistoryError, SchemaVersionError
 from airflow_outbox.harvest.protocol import ledger
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, Parked, runs
 from airflow_outbox.harvest.protocol.recovery import differences, recover, require_no_rival
-from airflow_outbox.values.fence import Fence, History, Request, Witness
+from airflow_outbox.values.fence import Fence, History, LedgerPosition, OperatorRequest
 from airflow_outbox.values.records import Snapshot
 
 OUTBOX, VIEW = UUID(int=1), UUID(int=2)
@@ -123,14 +123,14 @@ def test_who_adopts_reads_on_behind_what_is_none_of_ours(foreign: LedgerRecord) 
 
 HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
 FENCE = Fence(
-    request=Request(),
+    request=OperatorRequest(),
     outbox_id=OUTBOX,
     incarnation=1,
     delivery="exactly_once",
     transactional_ids=("x",),
     recorded=HISTORY,
     present=HISTORY,
-    witness=Witness("T", batch=2, offset=40, highest_id=90),
+    witness=LedgerPosition("T", batch=2, offset=40, highest_id=90),
     last_drawn=200,
     beats=8,
     next_transaction_id=20,
@@ -142,17 +142,17 @@ FENCE = Fence(
 def test_recovery_completes_what_is_committed_and_not_witnessed() -> None:
     found = recover(FENCE, read(*entry(2).records(), *entry(3).records(), *entry(4).records(), head(4).record()))
     assert [each.batch for each in found.unpurged] == [3, 4]
-    assert found.witness == Witness("T", batch=4, offset=43, highest_id=100)
+    assert found.witness == LedgerPosition("T", batch=4, offset=43, highest_id=100)
 
 
 def test_a_first_leader_finds_nothing_to_complete() -> None:
-    found = recover(replace(FENCE, witness=Witness()), read(end=0))
+    found = recover(replace(FENCE, witness=LedgerPosition()), read(end=0))
     assert found.unpurged == ()
-    assert found.witness == Witness("T")
+    assert found.witness == LedgerPosition("T")
 
 
 def test_after_an_adoption_older_entries_purge_nothing() -> None:
-    adopted = replace(FENCE, incarnation=2, witness=Witness("T", 4, 43, 100))
+    adopted = replace(FENCE, incarnation=2, witness=LedgerPosition("T", 4, 43, 100))
     assert recover(adopted, read(*entry(4).records(), head(4).record())).unpurged == ()
 
 
@@ -166,7 +166,7 @@ WHOLE = (*entry(3).records(), head(3).record())
 
 @pytest.mark.parametrize("beats", [0, 8])
 def test_a_glimpse_says_what_the_whole_ledger_says_of_a_database_from_before_it(beats: int) -> None:
-    restored = replace(FENCE, witness=Witness(), beats=beats)
+    restored = replace(FENCE, witness=LedgerPosition(), beats=beats)
     for look in (require_no_rival, recover):
         with pytest.raises(HistoryError, match="before this database ever had one"):
             look(restored, read(*WHOLE))
@@ -184,7 +184,7 @@ def test_a_glimpse_says_what_the_whole_ledger_says_of_a_database_from_before_it(
             "the database with oid 2, and 1 was harvested",
         ),
         (replace(FENCE, begun_view=UUID(int=3)), WHOLE, "published by view .*02, of which this database does not know"),
-        (replace(FENCE, outbox_id=UUID(int=9), witness=Witness()), WHOLE, "is that of outbox"),
+        (replace(FENCE, outbox_id=UUID(int=9), witness=LedgerPosition()), WHOLE, "is that of outbox"),
         (
             FENCE,
             (*replace(entry(3), outbox_id=UUID(int=9)).records(), head(3).record()),
@@ -196,7 +196,7 @@ def test_a_glimpse_says_what_the_whole_ledger_says_of_a_database_from_before_it(
         (replace(FENCE, newest_transaction_id=20), WHOLE, "has not begun yet"),
         (replace(FENCE, next_transaction_id=8, newest_transaction_id=7), WHOLE, "younger than now"),
         (replace(FENCE, beats=6), WHOLE, "knows less of its leaders"),
-        (replace(FENCE, witness=Witness()), WHOLE, "before this database ever had one"),
+        (replace(FENCE, witness=LedgerPosition()), WHOLE, "before this database ever had one"),
         (replace(FENCE, witness=replace(FENCE.witness, topic_id="U")), WHOLE, "topic was deleted and made anew"),
         (replace(FENCE, outbox_id=UUID(int=9)), WHOLE, "is that of outbox"),
         (replace(FENCE, halted="somebody has looked"), WHOLE, "somebody has looked"),

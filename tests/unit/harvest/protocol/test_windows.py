@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.values.pages import Reading
+from airflow_outbox.values.pages import PageSnapshot
 from airflow_outbox.values.records import Snapshot
 
 
@@ -23,13 +23,13 @@ def test_a_snapshot_sees_what_had_ended() -> None:
 def test_pages_of_a_window_keep_its_first_snapshot() -> None:
     windows = Windows()
     first, second, third = Snapshot(5, 5), Snapshot(7, 7), Snapshot(9, 9)
-    assert windows.next == Reading()
+    assert windows.next == PageSnapshot()
     assert windows.advance(snapshot=first, last_id=10, complete=False) == first
-    assert windows.next == Reading(after=None, within=first, above=10)
+    assert windows.next == PageSnapshot(after=None, within=first, above=10)
     assert windows.advance(snapshot=second, last_id=12, complete=True) == first
-    assert windows.next == Reading(after=first)
+    assert windows.next == PageSnapshot(after=first)
     assert windows.advance(snapshot=third, last_id=None, complete=True) == third
-    assert windows.next == Reading(after=third)
+    assert windows.next == PageSnapshot(after=third)
 
 
 @given(st.data())
