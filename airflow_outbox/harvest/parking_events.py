@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_outbox.harvest.ports import Events
-from airflow_outbox.harvest.protocol.parking import Diversion, Lane, Refusal
+from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
+from airflow_outbox.values.records import Lane
 
 _MOST_REASONS = 10
 

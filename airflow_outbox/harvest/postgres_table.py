@@ -14,7 +14,7 @@ from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableE
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.parked_records import parked_table, reasons, why
 from airflow_outbox.harvest.protocol.ledger import Parked
-from airflow_outbox.harvest.protocol.parking import Lane, Refusal
+from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
@@ -22,7 +22,7 @@ from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSnapshot
-from airflow_outbox.values.records import MarkedRecord, Snapshot
+from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -21,9 +21,8 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import SHARD
 from airflow_outbox.sql import statements
 from airflow_outbox.values.pages import Length, OutboxRow
-from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.records import Lane, Snapshot
 
-Lane = tuple[str, str | bytes | None]
 _LONGEST_DELAY = 600.0
 _PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked within the statements' time limit
 

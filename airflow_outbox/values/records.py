@@ -12,6 +12,9 @@ from airflow_outbox.errors import InvalidTicketError
 _HEADER_OVERHEAD = 64  # bytes; twice that a header, as the statements have it
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
+Lane = tuple[str, str | bytes | None]
+"""A topic and a key: within it, records are published in the order in which they were stashed."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxRecord:

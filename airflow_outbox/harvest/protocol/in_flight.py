@@ -22,9 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from airflow_outbox.values.records import MarkedRecord
-
-Lane = tuple[str, str | bytes | None]
+from airflow_outbox.values.records import Lane, MarkedRecord
 
 
 class InFlight:

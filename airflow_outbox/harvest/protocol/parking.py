@@ -36,10 +36,10 @@ from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.values.pages import Length
+from airflow_outbox.values.records import Lane
 
 _PORTIONS = 100  # into which suspects are divided: each is waited for, some milliseconds
 
-Lane = tuple[str, str | bytes | None]
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
 
