@@ -22,6 +22,7 @@ from airflow_outbox.cli import main
 from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders
 from airflow_outbox.harvest.goharvest import GoharvestFile
 from airflow_outbox.harvest.settings import names
+from airflow_outbox.harvest.term import SLOWEST_POLL
 from airflow_outbox.spark.options import OPTION_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +172,13 @@ def defaults(model: Any, *, prefix: str = "", except_for: Iterable[str] = ()) ->
         return "`null`" if default is None else f"`{default}`"
 
     return {prefix + name: written(field) for name, field in model.model_fields.items() if name not in set(except_for)}
+
+
+def test_how_often_an_idle_leader_looks() -> None:
+    fastest = Limits.model_fields["poll_interval"].default
+    text = (DOCS / "concepts" / "harvesting.md").read_text("utf-8")
+    assert f"looks every {1000 * fastest:.0f} ms at first" in text
+    assert f"down to every {1000 * SLOWEST_POLL:.0f} ms" in text
 
 
 def test_every_option_of_a_spark_write_is_in_the_reference() -> None:
