@@ -1,7 +1,7 @@
 """Assets: an outbox and its topics as Airflow's assets, which have events when records are really published.
 
-A Dag that is scheduled on one starts when there is something to read. The asset of a topic has the URI that the Kafka
-provider gives it, so that whoever else names it means the same one.
+A Dag that is scheduled on one starts when there is something to read. A topic's asset has the URI that the Kafka
+provider gives it, so every Dag that names that topic means the same asset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PORT = 5432
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Bring `outbox://host[:port]/database/outbox` into its one form. Raises ValueError for anything else."""
+    """Return `outbox://host[:port]/database/outbox` in its canonical form. Raises ValueError for anything else."""
     if not uri.hostname:
         raise ValueError("URI format outbox:// must contain a host")
     if uri.port is None:
@@ -34,21 +34,21 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
 
 
 def create_asset(*, host: str, database: str, outbox: str = "outbox", port: int = _PORT, extra: Any = None) -> Asset:
-    """An outbox as an asset, without a watcher: to name it, in `outlets` for instance."""
+    """An outbox as an asset without a watcher: to name it, for instance in `outlets`."""
     return Asset(uri=f"outbox://{host}:{port}/{database}/{outbox}", extra=extra)
 
 
 def outbox_asset(
     uri: str, *, postgres_conn_id: str = PostgresHook.default_conn_name, outbox: str = "outbox", name: str | None = None
 ) -> Asset:
-    """An outbox as an asset (`outbox://host:port/database/outbox`) that has an event when anything was published."""
+    """An outbox as an asset (`outbox://host:port/database/outbox`), with an event whenever anything was published."""
     return _watched(Asset(uri=uri, name=name or uri), postgres_conn_id=postgres_conn_id, outbox=outbox, topics=None)
 
 
 def topic_asset(
     uri: str, *, postgres_conn_id: str = PostgresHook.default_conn_name, outbox: str = "outbox", name: str | None = None
 ) -> Asset:
-    """A topic as an asset (`kafka://host:port/topic`) that has an event when the outbox has published records in it."""
+    """A topic as an asset (`kafka://host:port/topic`), with an event whenever the outbox published records in it."""
     topic = uri.rpartition("/")[2]
     return _watched(Asset(uri=uri, name=name or uri), postgres_conn_id=postgres_conn_id, outbox=outbox, topics=[topic])
 

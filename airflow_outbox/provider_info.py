@@ -1,6 +1,6 @@
-"""What Airflow is told about this provider when it discovers its providers.
+"""The provider's description for Airflow, which reads it when it discovers its providers.
 
-It is loaded at every Airflow command, so its imports stay few.
+Every Airflow command loads it, so its imports stay few.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _INTEGRATION = "Transactional outbox"
 def get_provider_info() -> dict[str, Any]:
     """The provider, as `airflow/provider_info.schema.json` has it. Raises UnsupportedAirflowError under Airflow 2.
 
-    Connections are those of the Postgres and the Kafka provider: there is no connection type of our own.
+    It uses the connection types of the Postgres and the Kafka provider, and adds none.
     """
     require_airflow_3()
     return {

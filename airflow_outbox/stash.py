@@ -39,12 +39,12 @@ _known_columns: WeakKeyDictionary[Any, dict[OutboxName, Mapping[str, Column]]] =
 def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord], *, outbox: str = "outbox") -> Ticket:
     """Write one record or many into `outbox` (`table` or `schema.table`) in the caller's transaction.
 
-    `connection` is a psycopg connection, or a SQLAlchemy connection or session over psycopg or psycopg2; nothing is
+    `connection` is a psycopg connection, or a SQLAlchemy connection or session over psycopg or psycopg2. Nothing is
     committed here. Returns the ticket of the transaction.
 
     Raises InvalidRecordError, before anything is written, for a record that Kafka or the table can't take;
-    OutboxMissingError when the outbox is not there; UnsupportedConnectionError; and the driver's own errors for
-    whatever Postgres refuses.
+    OutboxMissingError when there is no outbox; UnsupportedConnectionError; and the driver's own errors when Postgres
+    refuses.
     """
     name = OutboxName.parse(outbox)
     execute, owner = _executor(connection)
@@ -61,9 +61,7 @@ def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord
 
 
 def _executor(connection: Any) -> tuple[_Execute, Any]:
-    """How to run a statement on the caller's connection, and the object that knowledge about its database is kept
-    with.
-    """
+    """How to run a statement on the caller's connection, and the object to keep knowledge about its database with."""
     if isinstance(connection, psycopg.Connection):
 
         def execute(query: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -130,7 +128,7 @@ def _row(place: int, record: OutboxRecord, columns: Mapping[str, Column]) -> dic
 
 
 def _encode(value: Any, column: Column) -> tuple[str, str | None]:
-    """A value as text that Postgres reads into the column, and what is wrong with it, if anything."""
+    """A value as text that Postgres reads into the column, and its fault, if any."""
     if not isinstance(value, str | bytes):
         return "", f"must be text or bytes, not {type(value).__name__}"
     try:

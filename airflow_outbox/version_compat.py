@@ -1,4 +1,4 @@
-"""Which Airflow this is: 3, or a refusal that says so; and what differs between the versions of Airflow 3."""
+"""Make sure that this is Airflow 3, or refuse and say so; and bridge the differences between its versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_MAJOR = 3
 
 
 def require_airflow_3() -> None:
-    """Raise UnsupportedAirflowError unless the Airflow that is installed is 3 or newer. Imports nothing of it."""
+    """Raise UnsupportedAirflowError unless the installed Airflow is 3 or newer. Imports nothing of it."""
     found = _airflow_version()
     if found is None:
         raise UnsupportedAirflowError(f"Apache Airflow is not installed. {UnsupportedAirflowError.__doc__}")
@@ -23,7 +23,7 @@ def require_airflow_3() -> None:
 
 
 def metrics() -> Any:
-    """What has `incr` and `gauge` with tags in the Airflow that is installed."""
+    """An object with `incr` and `gauge` with tags in the installed Airflow."""
     try:
         return import_module("airflow.sdk.observability.stats")
     except ImportError:  # before 3.3

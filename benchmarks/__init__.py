@@ -1,1 +1,1 @@
-"""Benchmarks: `./dev bench NAME`. Each prints its progress to stderr, and to stdout one line of JSON a result."""
+"""Benchmarks: `./dev bench NAME`. Each prints its progress to stderr, and one line of JSON a result to stdout."""

@@ -1,14 +1,15 @@
 """How fast a full outbox gets into Kafka, beside the peers: the same rows, on the same servers, in turns.
 
-In every round each contender publishes the same backlog once, from a new database into a new topic of four partitions;
-who comes first changes from round to round. A turn's time begins when the contender begins to publish: no start-up
-counts. It ends when a consumer that reads committed can read the last record, as the broker's last stable offsets say.
-Then such a consumer reads all, and a contender that has lost, doubled or disordered records gets no figure.
+In every round each contender publishes the same backlog once, from a new database into a new topic of four partitions.
+The order of contenders changes from round to round. A turn's time begins when the contender begins to publish: start-up
+does not count. It ends when a consumer that reads committed can read the last record, as the broker's last stable
+offsets say. Then such a consumer reads everything. A contender that loses, duplicates or reorders a record is
+disqualified.
 
-Where all rows have one key, those who have but one record of a key in flight publish 2,000 of them, for they take up to
-half an hour for all.
+Where all rows have one key, contenders with only one record of a key in flight publish 2,000 of them: all would take
+up to half an hour.
 
-Lines of JSON: what is measured and who is not; one a turn; medians and, round by round, ratios; the targets.
+Lines of JSON: who is measured and who is not; one a turn; medians and ratios by round; the targets.
 """
 
 from __future__ import annotations

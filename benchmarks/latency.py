@@ -1,14 +1,14 @@
-"""How long after its transaction is committed consumers see a record, beside the peers, and what waiting for one costs.
+"""How soon after its commit consumers see a record, beside the peers, and what waiting for one costs.
 
 *Latency*: in turns, on the same servers, each contender publishes a stream of small transactions. A writer commits them
-at a rate, in a process of its own; a consumer that reads committed notes, in another, when it sees each record. Both
+at a rate, in a process of its own. A consumer that reads committed notes, in another, when it sees each record. Both
 read the clock that all processes of the machine share. A record's delay is from the moment at which the writer knew
-that its transaction was committed. Who has not published everything three seconds after the last commit does not keep
-up, and gets no figure.
+that its transaction was committed. A contender that has not published everything three seconds after the last commit
+does not keep up, and gets no figure.
 
-*Idle*: what each contender's process uses while nothing comes, and what it asks of Postgres.
+*Idle*: the resources that each contender's process uses while nothing comes, and its requests to Postgres.
 
-Lines of JSON: what is measured and who is not; one a turn; the targets.
+Lines of JSON: who is measured and who is not; one a turn; the targets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_MS = {GENTLE_RATE: {"p50": 7.0, "p99": 20.0}, 5000.0: {"p99": 40.0}}
 """The targets, by rate."""
 MOST_IDLE_PERCENT = 2.0
 WARM_UP_SECONDS, WARM_UPS = 30.0, 2
-"""Kafka's Java process is at its speed after about a minute of transactions."""
+"""Kafka's Java process is at full speed after about a minute of transactions."""
 RIVALS = (verdicts.GOHARVEST, verdicts.DEBEZIUM_TUNED)
 
 
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _rounds(scene: Scene, chosen: Sequence[Contender], given: argparse.Namespace) -> Iterator[Result]:
-    """All results, as they come. Turns of each, which do not count, come first."""
+    """All results, as they come. Each contender first has turns that do not count."""
     gentle = Stream(GENTLE_RATE, given.transaction, min(given.seconds, WARM_UP_SECONDS))
     for contender in [*chosen] * WARM_UPS:
         say(f"warming up: {contender.name}")

@@ -3,13 +3,13 @@
     ./dev bench harvest … > results.jsonl
     ./dev bench model results.jsonl
 
-The model knows what a record costs in processor time: the harvester, Postgres and Kafka, as medians of the turns.
-Whatever of the three has used up its cores bounds the rate. A harvester is counted as one core, for Python runs in one
-thread at a time; more of them are shards. On the machine that was measured the three share all cores: what the model
-says of that machine stands beside what was measured there, and tells how far to believe the rest.
+The model knows a record's processor time in the harvester, Postgres and Kafka, as medians of the turns. The part that
+has used up its cores bounds the rate. A harvester counts as one core, since Python runs in one thread at a time; more
+harvesters are shards. On the measured machine the three share all cores. The model's result for that machine is shown
+beside the measured one, and tells how far to believe the rest.
 
-It does not know disks and networks. At a rate r, Postgres writes r times the bytes of a row to its log twice, as it is
-inserted and as it is deleted, and Kafka r times the compressed bytes, once a replica.
+It does not know disks and networks. At a rate r, Postgres writes r times the bytes of a row to its log twice, at insert
+and at delete, and Kafka r times the compressed bytes, once a replica.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Costs:
 
 
 def calibrated(lines: Iterable[dict[str, Any]]) -> Iterator[Costs]:
-    """What the turns of each shape say."""
+    """The costs by the turns of each shape."""
     turns: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         if line.get("contender") == CONTENDER and line.get("records_per_second") and "round" in line:

@@ -1,12 +1,12 @@
 """Where the time goes while a backlog is published exactly once: each stage's wall time and processor time.
 
-The harvester runs in a process of its own, as a user runs it, with timers put around its methods from outside; there is
-nothing of it in the package. The same backlog is also published without timers, so that what they cost shows. Stages of
-different threads overlap: their wall times don't add up to the whole. What is wall time and not processor time was
-waited for: for a server, a disk, or the other threads of the interpreter.
+The harvester runs in a process of its own, as a user runs it, with timers put around its methods from outside: the
+package has none. The same backlog is also published without timers, to show their cost. Stages of different threads
+overlap, so their wall times don't add up to the whole. Wall time without processor time was spent waiting: for a
+server, a disk, or the other threads of the interpreter.
 
-Lines of JSON: what is measured; a stage each, with the thread it runs in; what else has used processor time; what the
-timers cost. A table of the same comes at the end, on stderr.
+Lines of JSON: what is measured; one a stage, with the thread it runs in; other users of processor time; the timers'
+cost. A table of the same comes at the end, on stderr.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def profile(scene: Scene, *, shape_name: str, rows: int) -> tuple[list[dict[str, Any]], Result]:
-    """Publish a backlog with timers: the lines, none where the turn got no figure, and the turn."""
+    """Publish a backlog with timers; return the lines, none where the turn got no figure, and the turn."""
     contender = Profiled("with timers", rows=rows)
     with Usage() as usage:
         usage.watch("Postgres", scene.postgres.pid, with_family=True)
@@ -81,7 +81,7 @@ def profile(scene: Scene, *, shape_name: str, rows: int) -> tuple[list[dict[str,
 
 
 def lines_of(found: Profile, *, rows: int, servers: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """A line a stage, in the order in which a record meets them, and what else has used processor time."""
+    """One line a stage, in the order in which a record meets them, and the other users of processor time."""
     order = list(STAGES)
     for stage in sorted(found.stages, key=lambda each: order.index(each.stage)):
         yield {

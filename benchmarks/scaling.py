@@ -1,14 +1,14 @@
-"""Whether a large backlog, a bloated table and many topics slow harvesting down, and what memory it takes.
+"""Do a large backlog, a bloated table and many topics slow harvesting down, and how much memory does it take?
 
 - *backlog*: a backlog of ten million rows beside one of 100,000, which comes several times, before and after;
-- *bloat*: a backlog of 100,000 rows in a table through which a large backlog has gone, whose dead rows no vacuum may
-  remove, for another session holds a snapshot; beside the same in the same table vacuumed;
+- *bloat*: a backlog of 100,000 rows in a table that a large backlog has gone through. No vacuum may remove its dead
+  rows, since another session holds a snapshot. Beside it, the same in the same table vacuumed;
 - *topics*: rows for 1,000 topics beside rows for one.
 
 Everything is published exactly once, by a new process each time, and counted by a consumer that reads committed. Lines
-of JSON: what is measured; one a turn; for each of the three a ratio, and whether it is at least 0.9. A short backlog is
-slowed by its beginning, and a long one is not: so rates are also compared from when the first batch could be read, and
-the lower ratio counts. The last line is the memory.
+of JSON: what is measured; one a turn; for each of the three a ratio, and whether it is at least 0.9. Start-up
+slows a short backlog, but not a long one: so rates are also compared from when the first batch could be read, and the
+lower ratio counts. The last line is the memory.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def bloat(scene: Scene, *, before: int, rows: int, rounds: int) -> Iterator[Line
 
 
 def topics(scene: Scene, *, number: int, rows: int, rounds: int) -> Iterator[Line]:
-    """Turns over one topic and over many, alternating, and the comparison. One over many, which does not count, comes
-    first: a broker that has not served many partitions yet needs twice the time for them.
+    """Turns over one topic and over many, alternating, and the comparison. A turn over many, which does not count,
+    comes first: a broker that has not served many partitions yet needs twice the time for them.
     """
     spread(scene, topics=number, rows=rows, number=0)
     results: dict[int, list[Spread]] = {1: [], number: []}
@@ -83,7 +83,7 @@ def topics(scene: Scene, *, number: int, rows: int, rounds: int) -> Iterator[Lin
 
 
 def compared(name: str, ours: Sequence[Result], beside: Sequence[Result]) -> Line:
-    """The ratios of the medians' rates, of all and without the first batch, and the verdict on the lower one."""
+    """The ratios of the medians' rates, overall and without the first batch, and the verdict on the lower one."""
     sides = [
         (_median(_rate(result) for result in side), _median(_rate_behind_first(result) for result in side))
         for side in (ours, beside)
@@ -122,7 +122,7 @@ def _ratio(ours: float | None, beside: float | None) -> float | None:
 
 
 def memory(lines: Sequence[Line]) -> Line:
-    """The most memory that a harvester has held in any turn."""
+    """The peak memory of a harvester in any turn."""
     peaks = [line["peak_mb"] for line in lines if line.get("peak_mb") is not None]
     peak = max(peaks, default=None)
     met = None if peak is None else peak < MOST_MB

@@ -1,12 +1,12 @@
 """How fast a Spark job fills the outbox, beside `psql`'s COPY, which is the limit, and Spark's own JDBC writer.
 
 All write the same rows into the same table with the same indexes, on the same server, in turns: `--rounds` times each,
-the table emptied before each. The rows come from Parquet files, ready and in the page cache; `psql` reads a text file.
-What is measured is the whole write, as a job waits for it.
+with the table emptied before each. The rows come from Parquet files, ready and in the page cache; `psql` reads a text
+file. The whole write is measured, as a job waits for it.
 
-JDBC is here what it is: rows appear as they are sent, not in one transaction, in no order, and twice when a task is
-tried again. Spark runs in local mode with two tasks at once; `peak_mib` is what its JVM and all its Python processes
-held together.
+JDBC promises less: rows appear as they are sent, not in one transaction, in no order, and twice when a task is tried
+again. Spark runs in local mode with two tasks at once; `peak_mib` is the memory that its JVM and all its Python
+processes held together.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def peak_memory() -> Iterator[dict[str, float]]:
-    """The most that this process and those below it (Spark's JVM and Python workers) have held at once, in MiB."""
+    """The peak memory of this process and its descendants (Spark's JVM and Python workers) together, in MiB."""
     found = {"mib": 0.0}
     ended = threading.Event()
     own = psutil.Process()
@@ -100,7 +100,7 @@ class Bench:
         self.connection = psycopg.connect(self.url, autocommit=True)
 
     def make_text(self) -> None:
-        """What psql sends: the same rows, as the first write has left them in the outbox."""
+        """Make psql's input: the same rows, as the first write has left them in the outbox."""
         self._psql(f"\\copy (SELECT {COLUMNS} FROM outbox ORDER BY id) TO '{self.text}'")
 
     def _psql(self, command: str) -> None:
@@ -113,7 +113,7 @@ class Bench:
         self.frame.write.format("outbox").options(url=self.url, **options).mode("append").save()
 
     def ordered(self) -> None:
-        """By a column that has nothing to do with the order in which the rows lie."""
+        """Write ordered by a column that has nothing to do with the order in which the rows lie."""
         self.outbox(orderBy="random")
 
     def jdbc(self) -> None:
@@ -129,7 +129,7 @@ class Bench:
         renamed.write.format("jdbc").options(**options).mode("append").save()
 
     def timed(self, write: Callable[[], None]) -> tuple[float, float]:
-        """How long a write into the empty outbox takes, in seconds, and its peak memory in MiB. Raises SystemExit."""
+        """Time a write into the empty outbox, in seconds, with its peak memory in MiB. Raises SystemExit."""
         self.connection.execute("TRUNCATE outbox")
         self.connection.execute("CHECKPOINT")
         with peak_memory() as memory:

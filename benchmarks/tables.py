@@ -1,7 +1,7 @@
 """Write the results of `./dev bench harvest`, `latency` and `spark` as the tables of docs/performance.md.
 
-Their lines of JSON are read from files, or from stdin. Figures that were taken while the rest of the machine was busy
-are marked: then they say little.
+Their lines of JSON are read from files, or from stdin. Figures taken while the rest of the machine was busy are marked:
+they say little.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 Line = dict[str, Any]
 BUSY_CORES = 0.15
-"""What others may keep busy while a figure is taken."""
+"""How many cores others may keep busy while a figure is taken."""
 
 
 def main() -> None:

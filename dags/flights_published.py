@@ -1,8 +1,8 @@
 """The Dags `flights_published` and `flights_check`: know when a Spark job's events are in Kafka, and go on from there.
 
 `flights_published` writes flights like the Dag `flights`, and then waits until all events of that transaction are
-published. `flights_check` is scheduled on the outbox as an asset, so it runs whenever transactions were published:
-Spark reads the topics, and what it counts has to agree with the business tables.
+published. `flights_check` is scheduled on the outbox as an asset, so it runs whenever transactions were published.
+Spark then reads the topics, and its counts must agree with the business tables.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ with DAG("flights_check", schedule=[outbox], max_active_runs=1, doc_md=__doc__):
 
     @task.pyspark(conn_id="spark_default")
     def compare(spark) -> dict[str, int]:
-        """Hold what the topics tell against the table `daily_delays`; the days, airports and flights compared."""
+        """Compare the topics with the table `daily_delays`; return how many rows and flights were compared."""
         from flights_topics import count
 
         hook = OutboxHook(postgres_conn_id="flights_db", kafka_conn_id="kafka_default")
         with hook.transaction() as connection:
-            # The ticket of a transaction that stashes nothing: once it is published, so is all that was committed
-            # before, and what the table says now is in the topics.
+            # The ticket of a transaction that stashes nothing. Once it is published, so is all that was committed
+            # before, and the topics hold what the table says now.
             ticket = stash(connection, [])
             rows = connection.execute("SELECT day::text, origin, flights, cancelled, departure_delay FROM daily_delays")
             expected = {(day, origin): tuple(numbers) for day, origin, *numbers in rows}

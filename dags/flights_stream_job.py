@@ -1,7 +1,7 @@
 """A PySpark job: the same flights as in `flights_job.py`, as a stream of files, one a day.
 
 Run by the Dag `flights_stream`. Each batch of the stream is one transaction, which fills the tables and stashes the
-events, once: a run after one that ended half-way goes on where that was, and one for the same month writes nothing.
+events, once. A run after one that ended half-way continues there, and a second run for a month writes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES_A_BATCH = 10
 
 
 def deliver(lines: list[str], folder: Path) -> None:
-    """Lay the flights of each day down as one file, as if an airport sent it: whole, and younger than the day before's.
+    """Write the flights of each day as one file, as if an airport sent it: whole, and newer than the day before's.
 
     A file that is there already stays as it is.
     """
@@ -47,7 +47,7 @@ def main() -> None:
     flights = clean(files.option("maxFilesPerTrigger", FILES_A_BATCH).csv(str(chosen.folder / "delivered")))
     write = events(flights).writeStream.format("outbox").option("orderBy", "source_row").option("commitSql", COMMIT_SQL)
     checkpoint = str(chosen.folder / "checkpoint")
-    # What is there now, and then it ends; without the trigger it would go on with the files to come.
+    # The query takes the files there now, and then ends; without the trigger it would go on with the files to come.
     write.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 

@@ -1,4 +1,4 @@
-"""The reading side of the Dag `flights_check`: what the topics tell of flights, counted by Spark.
+"""The reading side of the Dag `flights_check`: flights as the topics tell of them, counted by Spark.
 
 Each partition is read by one of Spark's tasks, with a plain consumer that reads committed.
 """
@@ -60,7 +60,7 @@ def reader(kafka: Mapping[str, Any]) -> Consumer:
 
 
 def count(spark: SparkSession, kafka: Mapping[str, Any], topics: Sequence[str]) -> Counts:
-    """By day and airport: flights, cancelled ones, and the sum of departure delays, as the topics tell last of each."""
+    """By day and airport: flights, cancelled ones, and the sum of departure delays, by the last event of each."""
     wanted = places(kafka, topics)
     read = spark.sparkContext.parallelize(wanted, len(wanted)).flatMap(lambda place: flights(kafka, place))
     told = F.struct("day", "origin", "status", "departure_delay")

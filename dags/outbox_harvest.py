@@ -1,7 +1,7 @@
 """The Dag `outbox_harvest`: once it is unpaused, all that is committed to the outbox is published to Kafka.
 
-When the run ends, however it does, Airflow starts the next one; for that a continuous Dag must have a start date. To
-end the harvest, pause the Dag and then mark the task: pausing alone ends no run.
+When the run ends, in any way, Airflow starts the next one; for that a continuous Dag must have a start date. To end the
+harvest, pause the Dag and then mark the task: pausing alone ends no run.
 """
 
 from datetime import datetime

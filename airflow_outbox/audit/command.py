@@ -1,4 +1,4 @@
-"""The command of an audit, wherever it runs: its options, and its report as a table, JSON or YAML."""
+"""The command of an audit, run here or on Spark: its options, and its report as a table, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_FAULTS = (
 
 
 def audit_command(run: Audit) -> click.Command:
-    """The command that audits by `run`, shows the report and ends with status 0 only if all is well."""
+    """Return the command that audits by `run`, shows the report, and ends with status 0 only if all is well."""
 
     @click.command("audit")
     @click.option(

@@ -1,12 +1,14 @@
 """The comparison itself: what was stashed against what arrived, in bounded memory.
 
-It is two steps. *First*, each lane's rows, in the order of their ids, are held against its records, in the order of
-their offsets. Nearly all lanes agree record by record; they are done. *Then* the others, if any, are taken apart: how
-often each content was stashed and arrived gives what is missing, doubled and foreign; the ids along the offsets give
-what is reordered; the source transactions of what is missing give what is torn.
+It takes two steps:
 
-All of it is sorting, which SQLite does, in a file that is thrown away: memory is bounded, whatever there is and however
-it is spread over keys, at about 45 bytes of disk a record (twice that for the lanes that don't agree).
+1. Each lane's rows, in the order of their ids, are compared with its records, in the order of their offsets. Nearly all
+   lanes agree record by record, and are done.
+2. The other lanes, if any, are examined. How often each content was stashed and arrived shows what is missing, doubled
+   or foreign; the ids along the offsets, what is reordered; the source transactions of missing records, what is torn.
+
+SQLite does all the sorting, in a temporary file. So memory is bounded, however many records there are and however they
+are spread over keys. The file takes about 45 bytes a record (twice that for the lanes that don't agree).
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ _END: tuple[int, ...] = (1 << 63, 0, 0, 0)  # behind every lane
 
 
 class Comparison:
-    """Rows and records in any order, then `findings`. A context manager: its file is gone afterwards.
+    """Add rows and records in any order, then call `findings`. A context manager: on exit its file is removed.
 
-    All the rows and records of a lane have to be in one comparison; different lanes may be in different ones. `pinned`
-    says whether any row asks for a partition. The file is where TMPDIR says.
+    All rows and records of a lane must be in one comparison; different lanes may be in different ones. `pinned` says
+    whether any row asks for a partition. The file is where TMPDIR says.
     """
 
     def __init__(self, *, pinned: bool) -> None:
@@ -54,7 +56,7 @@ class Comparison:
         self._database.execute("COMMIT")
 
     def findings(self, *, examples: int) -> Findings:
-        """Compare; `examples` is how many clues of each kind to give. To be called once, after all is added."""
+        """Compare; `examples` is how many clues of each kind to give. Call it once, after everything is added."""
         if self._pinned:
             self._database.executescript(_statement("unpin"))
         self._add("add_doubtful", self._doubtful_lanes())
@@ -79,12 +81,12 @@ class Comparison:
     def incomplete(self) -> Iterator[tuple[int, int, int, int]]:
         """After `findings`: the source transactions that lack a record without an excuse.
 
-        Of each: its id, how many such records, the id of the first of them, and how many records in all are absent.
+        Each comes as its id, its number of such records, the id of the first of them, and its number of absent records.
         """
         yield from self._database.execute(_statement("incomplete"))
 
     def _doubtful_lanes(self) -> Iterator[tuple[int]]:
-        """The lanes whose records are not, one by one, as their rows, or lie in several partitions."""
+        """The lanes whose records differ from their rows, in content or order, or lie in several partitions."""
         with (
             closing(self._database.execute(_statement("stashed_in_order"))) as stashed,
             closing(self._database.execute(_statement("arrived_in_order"))) as arrived,

@@ -1,4 +1,4 @@
-"""What an audit finds: counts, the first examples of each kind, and whether all is well."""
+"""The findings of an audit: counts, the first examples of each kind, and whether all is well."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Kind(StrEnum):
     REORDERED = "reordered"
     """In Kafka behind a record of the same topic and key that was stashed later, or in another partition."""
     TORN = "torn"
-    """A source transaction of which one part is in Kafka and another is missing."""
+    """Part of a source transaction is in Kafka and part is missing."""
     FOREIGN = "foreign"
-    """In Kafka, and nothing like it was stashed under its topic and key."""
+    """In Kafka, but nothing equal was stashed under its topic and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """An example as the comparison knows it: by the ids of rows, places in Kafka and transaction ids alone.
+    """An example as the comparison knows it: only ids of rows, places in Kafka and transaction ids.
 
-    `other_id` is the later record that came before this one, `other_place` where the key's record before it lies.
+    `other_id` is the later record that came before this one; `other_place` is the place of the key's previous record.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class Clue:
 
 
 def first_clues(clues: Iterable[Clue], *, limit: int) -> tuple[Clue, ...]:
-    """The first clues of each kind, in the order in which kinds and clues are told."""
+    """The first clues of each kind, in the order in which kinds and clues are given."""
     found = sorted(clues, key=_order)
     return tuple(clue for kind in Kind for clue in islice((clue for clue in found if clue.kind is kind), limit))
 
@@ -55,9 +55,9 @@ def _order(clue: Clue) -> int:
 class Findings:
     """The result of a comparison, in records; `torn` counts source transactions.
 
-    `waiting`, `expired` and `later` are no faults: rows that are not in Kafka because they wait in the outbox or are
-    parked, or that Kafka may have removed since; and records in Kafka that may have been stashed after the rows were
-    read.
+    `waiting`, `expired` and `later` are no faults. The first two count rows that are not in Kafka: they wait in the
+    outbox or are parked, or Kafka may have removed them since. `later` counts records in Kafka that may have been
+    stashed after the rows were read.
     """
 
     stashed: int = 0
@@ -80,8 +80,8 @@ class Findings:
 class Example:
     """An example in the words of the table and the topics; `what` says what is wrong with it.
 
-    `id`, `key` and `transaction_id` are those of the row, `topic`, `partition` and `offset` those of the record in
-    Kafka; each is None where there is none. A key that is not UTF-8 is shown with escapes.
+    `id`, `key` and `transaction_id` are the row's; `topic`, `partition` and `offset` are those of the record in Kafka.
+    Each is None where there is none. A key that is not UTF-8 is shown with escapes.
     """
 
     kind: Kind
@@ -96,7 +96,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What was compared, and what was found. `faults` are the kinds that are not allowed and were found."""
+    """The scope of an audit and its findings. `faults` are the kinds that were found and are not allowed."""
 
     table: str
     topics: tuple[str, ...]
@@ -109,7 +109,7 @@ class AuditReport:
         return not self.faults
 
     def as_dict(self) -> dict[str, object]:
-        """The report as JSON and YAML write it: counts by name, examples by kind without what is not known."""
+        """Return the report as JSON and YAML show it: counts by name, and examples by kind without unknown fields."""
         counts = {
             name: getattr(self.findings, name)
             for name in ("stashed", "arrived", *(kind.value for kind in Kind), "waiting", "expired", "later")

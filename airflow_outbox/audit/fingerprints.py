@@ -1,8 +1,8 @@
-"""What a record is known by when it is looked for: two numbers for its lane and its content, and where it stands.
+"""The fingerprints of records: a number for the lane, a number for the content, and the place.
 
 A *lane* is a topic and a key; within one, order counts. The *content* is the value and the headers, in their order.
-Both are hashes of 64 bits, and contents are compared only within a lane: that two of ten million records are taken for
-the same by mistake has odds of less than 1 in 100,000.
+Both numbers are hashes of 64 bits, and contents are compared only within a lane. The odds that any two of ten million
+records are confused are less than 1 in 100,000.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 DUE, WAITING, EXPIRED = 0, 1, 2
-"""Why a stashed record may be absent: not at all; it still waits in the outbox; Kafka may have removed it by now."""
+"""Why a stashed record may be absent: no reason; it still waits in the outbox; Kafka may have removed it by now."""
 
 NO_PIN = -1
 _OFFSET_BITS = 44
@@ -21,7 +21,7 @@ Header = tuple[str | bytes, str | bytes | None]
 
 
 class Stashed(NamedTuple):
-    """A row of what was stashed. `pin` is the partition that it asks for, or NO_PIN; `excuse` is DUE or another."""
+    """A stashed row. `pin` is the partition that it asks for, or NO_PIN; `excuse` is DUE, WAITING or EXPIRED."""
 
     lane: int
     pin: int
@@ -42,13 +42,13 @@ class Arrived(NamedTuple):
 
 
 def lane_of(topic: str, key: str | bytes | None) -> int:
-    """The number of a lane. A key of text stands for its bytes in UTF-8; no key at all is a lane of its own."""
+    """The number of a lane. A text key counts as its bytes in UTF-8; records without a key are a lane of their own."""
     name = topic.encode()
     return _hash(name if key is None else name + b"\0" + _bytes(key))
 
 
 def content_of(value: str | bytes | None, headers: Iterable[Header] = ()) -> int:
-    """The number of a content. No value, a tombstone, is not the same as an empty one."""
+    """The number of a content. A tombstone (no value) differs from an empty value."""
     parts = [b"\0" if value is None else b"\1" + _bytes(value)]
     for name, content in headers:
         parts += [_bytes(name), b"" if content is None else b"\1" + _bytes(content)]
@@ -58,7 +58,7 @@ def content_of(value: str | bytes | None, headers: Iterable[Header] = ()) -> int
 
 
 def place_of(slot: int, offset: int) -> int:
-    """One number for where a record lies: the slot, which stands for a topic's partition, and the offset there."""
+    """A record's place as one number: the slot, which stands for a topic's partition, and the offset there."""
     return slot << _OFFSET_BITS | offset
 
 

@@ -1,13 +1,13 @@
-"""An audit from its beginning to its report, but for the comparison itself.
+"""An audit from its beginning to its report, except the comparison itself.
 
-The order of the steps is what makes it right while the outbox is in use:
+The order of the steps keeps it right while the outbox is in use:
 
-1. The topics' ends are noted.
-2. The rows' snapshot is taken. Whatever lies before those ends had been stashed by then, and is in it.
-3. The ends are noted again, and all up to them is read. Whatever was purged from the outbox before the snapshot had
-   been published by then, and lies before these; and so a row that is neither there nor waits in the outbox is missing.
-   A record from between the two ends is *late*: its row may be newer than the snapshot.
-4. What the topics have lost is noted, behind the reading, so that what was lost during it is in it.
+1. Note the topics' ends.
+2. Take the rows' snapshot. Every record before those ends had been stashed by then, so its row is in the snapshot.
+3. Note the ends again, and read everything up to them. A row that was purged from the outbox before the snapshot had
+   been published by then, so its record lies before these ends. A row that is neither there nor waiting in the outbox
+   is missing. A record between the two ends is *late*: its row may be newer than the snapshot.
+4. Note what the topics have lost. This comes after the reading, to include what was lost during it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from airflow_outbox.sql import statements
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRequest:
-    """What to audit. `table`: of what was stashed; `topics`: only these, unless there are none.
+    """The request for an audit. `table` holds what was stashed; `topics` limits the audit to these, unless it is empty.
 
     `allowed`: kinds that are no fault; `ignored_headers`: names of headers that don't count; `examples`: how many of
     each kind.
@@ -46,7 +46,7 @@ class AuditRequest:
 
 
 class AuditRun:
-    """One audit's view of Postgres and Kafka. A context manager: a transaction is open as long as it lasts."""
+    """One audit's view of Postgres and Kafka. A context manager, with a transaction open while it lasts."""
 
     def __init__(self, config: HarvestConfig, request: AuditRequest) -> None:
         self.request = request
@@ -80,7 +80,7 @@ class AuditRun:
         self._open.__exit__(kind, error, trace)
 
     def reading(self) -> TableSnapshot:
-        """How to read the rows; to be asked for when the topics have been read. Raises KafkaError."""
+        """How to read the rows; ask after the topics have been read. Raises KafkaError."""
         return TableSnapshot(self.topics, self.request.ignored_headers, horizons(self.kafka, self.topics))
 
     def report(self, findings: Findings) -> AuditReport:

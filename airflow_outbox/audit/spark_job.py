@@ -1,9 +1,9 @@
 """The audit as a Spark job: the same comparison, on executors.
 
 Each task reads a span of a topic, or a range of ids in the snapshot that the driver's transaction lends, and makes
-prints of what it reads: records themselves never leave the task. Spark brings together what is of one lane, and each of
-its partitions is a `Comparison` of its own. Only the source transactions that lack something are looked at once more,
-for their records may be anywhere.
+prints of them: records never leave the task. Spark brings the prints of a lane together, and compares each of its
+partitions by a `Comparison` of its own. Source transactions that lack something are examined once more, since their
+records may be in any partition.
 
 Executors need confluent-kafka, psycopg, pyarrow and this package, and reach both Postgres and Kafka.
 """
@@ -68,7 +68,7 @@ def audit_on_spark(spark: SparkSession, config: HarvestConfig, request: AuditReq
     with AuditRun(config, request) as scene:
         spans = [piece for span in scene.spans for piece in span.cut(_RECORDS_A_TASK)]
         records = _read(spark, spans, partial(_prints_of_records, scene.kafka, request.ignored_headers))
-        records.persist(StorageLevel.DISK_ONLY).count()  # all of it, before what has been lost is looked for
+        records.persist(StorageLevel.DISK_ONLY).count()  # read everything before looking for what was lost
         first, last = scene.table.ids()
         ranges = [(low, min(low + _RECORDS_A_TASK - 1, last)) for low in range(first, last + 1, _RECORDS_A_TASK)]
         source = (scene.data_source, scene.name, scene.outbox, scene.snapshot, scene.reading())
@@ -82,7 +82,7 @@ def audit_on_spark(spark: SparkSession, config: HarvestConfig, request: AuditReq
 
 
 def _read(spark: SparkSession, pieces: Sequence[Any], prints: Callable[[Any], Iterator[Print]]) -> DataFrame:
-    """A task for each piece."""
+    """Read the prints of the pieces, one task a piece."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -114,7 +114,7 @@ def _prints_of_rows(
 
 
 def _compare(batches: Iterable[pa.RecordBatch], *, pinned: bool, examples: int) -> Iterator[pa.RecordBatch]:
-    """What there is to say of the lanes of one partition."""
+    """The counts, clues and incomplete transactions of the lanes of one partition."""
     with Comparison(pinned=pinned) as comparison:
         for batch in batches:
             prints = list(zip(*batch.to_pydict().values(), strict=True))
@@ -140,7 +140,7 @@ def _together(found: DataFrame, rows: DataFrame, *, examples: int) -> Findings:
     counts = {name: count for name, count in sums.agg(F.sum("count")).collect() if name in _COUNTS}
     told = found.where(F.col("subject").isin(*(kind.value for kind in Kind)) & F.col("count").isNull()).collect()
     clues = [Clue(Kind(row["subject"]), **{name: row[name] for name in _CLUE_NUMBERS}) for row in told]
-    # A partition knows of a transaction only what is in it: that one is torn, all partitions together tell.
+    # A partition sees only its own records of a transaction: only all partitions together show that it is torn.
     torn, torn_clues = _torn(found, rows, examples=examples) if counts.get("missing") else (0, [])
     clues = [clue for clue in clues if clue.kind is not Kind.TORN] + torn_clues
     return replace(Findings(**counts), torn=torn, clues=first_clues(clues, limit=examples))

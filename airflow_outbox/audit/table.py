@@ -22,10 +22,10 @@ _CLOCKS_AGREE_WITHIN = 300.0
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """How to read rows: of which topics, and leaving which headers out.
+    """How to read rows: of which topics, and without which headers.
 
-    `horizons` names the topics that have lost records, and for each the time (seconds since the epoch) before which
-    what was stashed may be among them.
+    `horizons` maps each topic that has lost records to a time (seconds since the epoch): a record stashed before it may
+    be among the lost ones.
     """
 
     topics: tuple[str, ...]
@@ -42,9 +42,9 @@ class TableSnapshot:
 
 
 class StashedTable:
-    """What was stashed into an outbox, in a table with the outbox's columns and ids.
+    """A table of what was stashed into an outbox, with the outbox's columns and ids.
 
-    Over a connection in one transaction of its own; every method raises PostgresError.
+    It reads over a connection in one transaction of its own. Every method raises PostgresError.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName, outbox: OutboxName) -> None:
@@ -75,18 +75,18 @@ class StashedTable:
         return "transaction_id" in self._columns
 
     def snapshot(self) -> str:
-        """The name of the snapshot that this transaction reads in."""
+        """The name of the snapshot that this transaction reads."""
         return str(self._rows("look")[0][0])
 
     def borrow(self, snapshot: str) -> None:
-        """Read in another transaction's snapshot; to be called first in this one."""
+        """Read in another transaction's snapshot; call it first in this transaction."""
         self._execute("borrow", snapshot=sql.Literal(snapshot))
 
     def topics(self) -> tuple[str, ...]:
         return tuple(topic for (topic,) in self._rows("topics"))
 
     def asks_for_partitions(self) -> bool:
-        """Whether any row says which partition it is for."""
+        """Whether any row names the partition it is for."""
         return any(
             self._execute("asks_for_partitions", any=source).fetchall()[0][0]
             for source, columns in (
@@ -103,7 +103,7 @@ class StashedTable:
         return (0, -1) if first is None else (first, last)
 
     def rows(self, reading: TableSnapshot, *, first: int, last: int) -> Iterator[Stashed]:
-        """The rows with ids from `first` to `last`, in no order."""
+        """The rows with ids from `first` to `last`, in no particular order."""
         values = {"topics": list(reading.topics), "first": first, "last": last}
         outbox = self._outbox.beside("")
         sources = [("stashed", self._columns, outbox), ("waiting", self._outbox_columns, outbox)]
@@ -117,7 +117,7 @@ class StashedTable:
                     yield _stashed(row, reading)
 
     def named(self, ids: Collection[int]) -> dict[int, tuple[str, str]]:
-        """Topic and key of rows, by their ids, for people."""
+        """The topic and key of rows by their ids, for people."""
         return {id_: (topic, _shown(key)) for id_, topic, key in self._rows("named", ids=list(ids))}
 
     def _rows(self, statement: str, **values: Any) -> Sequence[tuple[Any, ...]]:
@@ -135,7 +135,7 @@ class StashedTable:
 
 
 def _optional(columns: Mapping[str, Column]) -> dict[str, sql.Composable]:
-    """The parts of a statement that stand for columns which a table may lack."""
+    """The parts of a statement for columns that a table may lack."""
     return {
         part: sql.Identifier(column) if column in columns else sql.SQL(f"NULL::{kind}")
         for part, column, kind in (

@@ -40,9 +40,9 @@ _MOST_KBYTES_HELD = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets of a partition, from `start` to before `stop`; those from `late_from` on are late.
+    """Offsets of a partition, from `start` to before `stop`. Offsets from `late_from` on are late.
 
-    `slot` is the partition's number among all partitions of the audit; it makes a record's place.
+    `slot` is the partition's number among all partitions of the audit. It is part of a record's place.
     """
 
     slot: int
@@ -53,15 +53,15 @@ class Span:
     late_from: int
 
     def cut(self, length: int) -> list[Span]:
-        """The span in pieces of at most so many offsets."""
+        """The span in pieces of at most `length` offsets."""
         starts = range(self.start, self.stop, length)
         return [replace(self, start=start, stop=min(start + length, self.stop)) for start in starts]
 
 
 def ends(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
-    """By topic and partition: the first offset that is there, and the one behind the last committed record.
+    """By topic and partition: the first offset that is there, and the one after the last committed record.
 
-    A topic that is not there has no partitions. Raises KafkaError.
+    A topic that does not exist has no partitions. Raises KafkaError.
     """
     with _consumer(kafka) as consumer:
         return {
@@ -74,7 +74,7 @@ def ends(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[tuple[str, i
 def spans(
     before: Mapping[tuple[str, int], tuple[int, int]], after: Mapping[tuple[str, int], tuple[int, int]]
 ) -> list[Span]:
-    """What to read, given the ends from before and after the rows' snapshot: what came between them is late."""
+    """The spans to read, from the ends before and after the rows' snapshot. Offsets between the two are late."""
     return [
         Span(slot, topic, partition, low, high, before.get((topic, partition), (0, 0))[1])
         for slot, ((topic, partition), (low, high)) in enumerate(sorted(after.items()))
@@ -82,11 +82,11 @@ def spans(
 
 
 def horizons(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, float]:
-    """The topics that have lost records, and the time up to which what was stashed may be among them.
+    """The topics that have lost records. For each, a record stashed before the given time may be among the lost ones.
 
-    That is when the oldest record was published that such a partition still holds: retention takes from the front, and
-    nothing is published before it is stashed. Of a compacted topic, or when nothing is left, nothing can be said: the
-    time is then infinite. Raises KafkaError.
+    That time is when the oldest record that such a partition still holds was published: retention removes the oldest
+    first, and a record is stashed before it is published. For a compacted topic, or when nothing is left, nothing is
+    known and the time is infinite. Raises KafkaError.
     """
     found = dict.fromkeys(_compacted(kafka, topics), inf)
     shortened = [
@@ -103,7 +103,7 @@ def horizons(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, flo
 
 
 def arrived(kafka: Mapping[str, Any], wanted: Sequence[Span], *, ignored_headers: Collection[str]) -> Iterator[Arrived]:
-    """The committed records of spans, each partition's in their order. Raises KafkaError."""
+    """The committed records of the spans, in order within each partition. Raises KafkaError."""
     by_place = {(span.topic, span.partition): span for span in wanted}
     with _consumer(kafka) as consumer:
         for message in _messages(consumer, wanted, kafka):
@@ -142,7 +142,7 @@ def _messages(consumer: Consumer, wanted: Sequence[Span], kafka: Mapping[str, An
                 continue
             if error is None and (message.offset() or 0) < span.stop:
                 yield message
-            # Also the end of what is committed says that all is read: behind the last record may be marks of Kafka's.
+            # The end of the committed records also ends a span: Kafka's markers may lie behind the last record.
             if error is not None or (message.offset() or 0) >= span.stop - 1:
                 del open_spans[place]
                 consumer.pause([TopicPartition(*place)])
@@ -153,10 +153,10 @@ def _consumer(kafka: Mapping[str, Any]) -> Iterator[Consumer]:
     settings = {
         **CLIENT_SETTINGS,
         **kafka,
-        "group.id": "airflow-outbox.audit",  # librdkafka wants one; without subscribe() and commit() it stays unused
+        "group.id": "airflow-outbox.audit",  # librdkafka wants one; unused without subscribe() and commit()
         "enable.auto.commit": False,
         "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",  # what retention takes away meanwhile has been lost before
+        "auto.offset.reset": "earliest",  # records that retention removes meanwhile are lost
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": _MOST_KBYTES_HELD,
     }

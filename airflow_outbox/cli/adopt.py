@@ -1,4 +1,4 @@
-"""`airflow-outbox adopt`: go on after a restore, a fail-over, or a ledger that was lost; or as an outbox of its own."""
+"""`airflow-outbox adopt`: go on after a restore, a fail-over or a lost ledger; or as an outbox of its own."""
 
 from __future__ import annotations
 

@@ -179,6 +179,6 @@ async def _harvest(config: HarvestConfig, until: Until) -> None:
 
 
 def _end() -> NoReturn:
-    """End at once, whatever threads still wait for servers that do not answer."""
+    """End at once, even while threads wait for servers that do not answer."""
     sys.stdout.flush()
     os._exit(0)

@@ -142,12 +142,12 @@ def _table(status: OutboxStatus, session_timeout: float) -> Table:
 
 
 def _text(text: str | None) -> Text | None:
-    """Text as it is, without effect: what it quotes is no markup, and does nothing to a terminal."""
+    """Plain text without effect: nothing in it acts as markup or controls a terminal."""
     return None if text is None else Text(escaped(text))
 
 
 def _dead_rows(status: OutboxStatus) -> str:
-    """How many purged rows Postgres keeps, and for whose sake, if that takes long enough to matter."""
+    """How many purged rows Postgres keeps and, if that takes long enough to matter, who makes it keep them."""
     said = f"Postgres still keeps about {status.dead_rows} purged rows"
     holder = status.oldest_holder
     if holder is None or (holder.age is not None and holder.age < _LONG):
@@ -168,7 +168,7 @@ def _leader(shard: ShardStatus, session_timeout: float) -> str:
 
 
 def _parked(counts: ParkedCounts) -> str | None:
-    """What is parked, in words; None when nothing is."""
+    """The parked records in words; None when there are none."""
     if not counts.refused and not counts.waiting:
         return None
     causes = ", ".join(f"{count} {cause}" for cause, count in counts.refused.items()) or "none refused"

@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Options and errors that the commands share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ config_file = click.option(
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Show an error that a user can meet as one line, and end with status 1."""
+    """Show an expected error as one line, and end with status 1."""
     try:
         yield
     except OutboxError as error:

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def _choosing(command: Command) -> Command:
-    """The options that say which records are meant."""
+    """Add the options that select records."""
     for option in (
         click.option("--all", "everything", is_flag=True, help="All of them."),
         click.option("--id", "ids", type=int, multiple=True, help="These, by id in the outbox; may be repeated."),
@@ -38,7 +38,7 @@ def _choosing(command: Command) -> Command:
 
 
 def _showing(command: Command) -> Command:
-    """The options of what is shown, and how much of it."""
+    """Add the options for what is shown, and how much of it."""
     formats = click.Choice(["table", "json", "yaml"])
     command = click.option("--limit", default=1000, show_default=True, help="At most so many records.")(command)
     return click.option("--output", type=formats, default="table", show_default=True)(command)
@@ -138,7 +138,7 @@ def discard_command(
 
 
 def _found(count: int, choice: Choice) -> int:
-    """How many records are meant; that it is none of those that were named is an error."""
+    """Return how many records were meant. It is an error if none of the named records was."""
     if not count and not choice.everything:
         raise ConfigurationError("no parked record that waits is meant by that; `parked list` shows which do")
     return count
@@ -182,7 +182,7 @@ def _one_below_the_other(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cell(value: Any) -> Text:
-    """Text as it is, without effect: what a record holds is no markup, and does nothing to a terminal."""
+    """Plain text without effect: nothing in a record acts as markup or controls a terminal."""
     if value is None:
         return Text("")
     return Text(f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else escaped(str(value)))

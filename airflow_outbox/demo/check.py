@@ -1,7 +1,7 @@
-"""The demo's checker: does what a plain consumer reads, and what the tables hold, agree with the input file?
+"""The demo's checker: do the records that a plain consumer reads, and the tables, agree with the input file?
 
 It knows the input (`flights.py`), Kafka and Postgres, and nothing of how records get from one to the other. The
-`source-row` header tells which row of the file a record stands for.
+`source-row` header names the row of the file that a record stands for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN_PROBLEMS = 10
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A record as a consumer got it. The records of one partition are compared in the order in which they were got."""
+    """A record as a consumer got it. The records of one partition are compared in the order of their arrival."""
 
     topic: str
     partition: int
@@ -40,12 +40,13 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found. `problems` says, in words, the first of what is wrong; nothing is wrong when it is empty.
+    """The result of a check. `problems` describes the first faults in words; it is empty when nothing is wrong.
 
-    `delivered`: records that arrived, whatever they are. `missing`: rows of the input of which no right record arrived
-    (one with the row's topic, key, headers and value). `duplicates`: records beyond the first of a row. `out_of_order`:
-    rows that first arrived after a later row of the same topic and key, or in another partition than rows of that key
-    before.
+    - `delivered`: all records that arrived, right or wrong.
+    - `missing`: rows of the input without a right record (one with the row's topic, key, headers and value).
+    - `duplicates`: records beyond the first of a row.
+    - `out_of_order`: rows that first arrived after a later row of the same topic and key, or in another partition than
+      earlier rows of that key.
     """
 
     delivered: int
@@ -56,7 +57,7 @@ class CheckResult:
 
 
 def compare(flights: Iterable[Flight], delivered: Iterable[Delivered]) -> CheckResult:
-    """Hold what arrived against what had to."""
+    """Compare what arrived with what had to."""
     arrivals: dict[int, list[Delivered]] = defaultdict(list)
     latest: dict[tuple[str, str], tuple[int, int]] = {}
     count, out_of_order, problems = 0, 0, []
@@ -88,7 +89,7 @@ def compare(flights: Iterable[Flight], delivered: Iterable[Delivered]) -> CheckR
 
 
 def _wrong(flight: Flight, record: Delivered) -> str | None:
-    """What of a record is not as the input says; None when it is right."""
+    """How a record differs from the input; None when it is right."""
     if record.topic != flight.topic:
         return f"topic {record.topic}, not {flight.topic}"
     if record.key != flight.key:
@@ -103,7 +104,7 @@ def _wrong(flight: Flight, record: Delivered) -> str | None:
 
 
 def compare_tables(flights: Sequence[Flight], connection: psycopg.Connection[Any]) -> list[str]:
-    """What is wrong with the business tables: `flights` row by row, and the counts and sums of `daily_delays`."""
+    """The faults of the business tables: `flights` row by row, and the counts and sums of `daily_delays`."""
     problems = []
     expected = {flight.source_row: asdict(flight) for flight in flights}
     with connection.cursor(row_factory=dict_row) as cursor:
@@ -138,14 +139,14 @@ def shown(problems: Sequence[str]) -> list[str]:
 
 
 class TopicReader:
-    """Reads topics from their beginning, as it goes, and keeps what it read. It joins no group and commits nothing."""
+    """Reads topics from their beginning, and keeps what it has read. It joins no group and commits nothing."""
 
     def __init__(self, bootstrap_servers: str, topics: Sequence[str]) -> None:
         self.delivered: list[Delivered] = []
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                "group.id": "none",  # librdkafka wants one; without subscribe() and commit() it stays unused
+                "group.id": "none",  # librdkafka wants one; unused without subscribe() and commit()
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
@@ -157,7 +158,7 @@ class TopicReader:
         self._consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in self._positions])
 
     def read(self, timeout: float) -> int:
-        """Take what arrives within `timeout` seconds; returns how many records."""
+        """Take the records that arrive within `timeout` seconds; return how many."""
         before = len(self.delivered)
         for message in self._consumer.consume(10_000, timeout):
             place = str(message.topic()), int(message.partition() or 0)
@@ -165,7 +166,7 @@ class TopicReader:
             if error is not None:
                 if error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                self._positions[place] = offset  # also past what is no record: the marks of Kafka's transactions
+                self._positions[place] = offset  # also past the markers of Kafka's transactions, which are no records
                 continue
             pairs = cast("list[tuple[str, bytes | None]]", message.headers() or [])
             headers = tuple((name, _text(content) or "") for name, content in pairs)
@@ -174,7 +175,7 @@ class TopicReader:
         return len(self.delivered) - before
 
     def read_to_end(self) -> None:
-        """Take all that the topics hold now."""
+        """Take all records that the topics hold now."""
         ends = {
             place: self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=10.0, cached=False)[1]
             for place in self._positions

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live display on a terminal, plain lines elsewhere."""
+"""The demo's output while it runs: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Progression:
 
 
 class Display:
-    """Lines and progress on the standard error stream, which leaves standard output to the result.
+    """Lines and progress on standard error; standard output is left to the result.
 
-    As a context manager it shows progress towards `total` records from `update` on.
+    As a context manager it shows progress towards `total` records, starting with the first `update`.
     """
 
     def __init__(self, *, total: int) -> None:
@@ -60,7 +60,7 @@ class Display:
         self._console.print(f"{time.monotonic() - self._started:5.1f} s  {text}", markup=False, soft_wrap=True)
 
     def update(self, progression: Progression) -> None:
-        """Show how far it is; in plain lines when something has changed, every few seconds at most."""
+        """Show the progress. Plain lines come only when something has changed, every few seconds at most."""
         for name, bar in self._bars.items():
             done = getattr(progression, name)
             self._progress.update(bar, completed=done, total=max(self.total, done))

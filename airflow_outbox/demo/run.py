@@ -1,4 +1,4 @@
-"""The demo: real flights out of a Spark job, through Postgres and the harvester under Airflow, into Kafka."""
+"""The demo: a Spark job sends real flights through Postgres and the harvester under Airflow into Kafka."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _INTERRUPTED_STATUS = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """`once`: check and end when all has arrived. `rows`: only so many flights, the first in the file; None: January's.
+    """`once`: check and end when all has arrived. `rows`: at most so many flights, from the top; None: January's.
 
-    `folder` is for the servers' data, emptied at the start; `dags` has the Dags, `jars` Kafka's jars.
+    `folder` is for the servers' data and is emptied at the start; `dags` has the Dags, `jars` Kafka's jars.
     """
 
     once: bool
@@ -39,7 +39,7 @@ class DemoOptions:
 
     @property
     def month(self) -> int | None:
-        """January, with which the file begins; all of the year when more rows are wanted than January has."""
+        """January, which comes first in the file; the whole year when more rows are wanted than January has."""
         return None if self.rows is not None and self.rows > JANUARY_FLIGHTS else 1
 
 
@@ -48,9 +48,9 @@ class Interrupted(BaseException):
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; its exit status. With `once` the last line of standard output is the result, a JSON object.
+    """Run the demo; return its exit status. With `once` the last line of standard output is the result, a JSON object.
 
-    Raises OutboxError for what went wrong before there was anything to check. All that was started has ended then, too.
+    Raises OutboxError for an error before there was anything to check. All that was started has ended then, too.
     """
     started = time.monotonic()
     flights = list(read_flights(month=options.month, rows=options.rows))
@@ -83,7 +83,7 @@ def run(options: DemoOptions) -> int:
 
 
 def result_line(verdict: CheckResult, *, stashed: int, checked: int, seconds: float) -> str:
-    """The demo's result as JSON. `checked`: flights that the Dag `flights_check` found in the topics as in the tables;
+    """The demo's result as JSON. `checked`: flights that the Dag `flights_check` found equal in topics and tables;
     `seconds`: from the start until everything had ended again.
     """
     return json.dumps(

@@ -53,7 +53,7 @@ def emptied(folder: Path) -> Iterator[Path]:
 
 
 class DemoServers:
-    """Postgres, Kafka and Airflow in one folder. Nothing runs until the start methods are called, in their order."""
+    """Postgres, Kafka and Airflow in one folder. Call the start methods in their order; nothing runs before."""
 
     def __init__(self, folder: Path, *, dags: Path, jars: Path) -> None:
         self.configuration = folder / "outbox.yaml"
@@ -84,7 +84,7 @@ class DemoServers:
 
     @property
     def data_source(self) -> str:
-        """How the owner of the demo's tables connects."""
+        """The connection string of the owner of the demo's tables."""
         return self.postgres.dsn(DATABASE, user=ROLE, password=self._password)
 
     def start_postgres(self) -> None:
@@ -103,7 +103,7 @@ class DemoServers:
             made.result(30.0)
 
     def make_outbox(self) -> str:
-        """Make the outbox as a user does, by `airflow-outbox init`; what that says. Raises DemoError."""
+        """Make the outbox as a user does, by `airflow-outbox init`; return its output. Raises DemoError."""
         settings = {"data_source": self.data_source, "kafka": {"bootstrap.servers": self.kafka.bootstrap}}
         self.configuration.touch(mode=0o600)  # it has a password in it
         self.configuration.write_text(yaml.safe_dump(settings))
@@ -114,7 +114,7 @@ class DemoServers:
         return made.stdout.strip()
 
     def stop(self) -> None:
-        """End all that runs, Airflow first, and so the harvester before what it talks to."""
+        """End all that runs. Airflow goes first, so the harvester ends before the servers it talks to."""
         with ExitStack() as stack:
             for server in (self.postgres, self.kafka, self.airflow):
                 stack.callback(server.stop)

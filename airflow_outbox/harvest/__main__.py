@@ -1,8 +1,8 @@
 """The child process: configuration in by stdin, events out as NDJSON on stdout, ends when stdin does.
 
-The first line of stdin is `{"config": {…}, "until": "forever"}`. Secrets so travel neither in arguments nor in the
-environment, and a supervisor that is killed takes its child along: the pipe closes. With `"relays_tokens": true` in it,
-the lines that follow are tokens for Kafka. Exit status 0: ended as asked; 1: could not go on.
+The first line of stdin is `{"config": {…}, "until": "forever"}`. So secrets travel neither in arguments nor in the
+environment. A supervisor that is killed takes its child along: the pipe closes. With `"relays_tokens": true` in that
+line, the lines that follow are tokens for Kafka. Exit status 0: ended as asked; 1: could not go on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from airflow_outbox.harvest.events import PipedEvents
 from airflow_outbox.harvest.kafka.oauth import RelayedTokens
 from airflow_outbox.harvest.process import Until, harvest
 
-# A supervisor gives the child a second: half of it to finish what is in flight, then to leave the group; then it is
-# over in any case.
+# A supervisor gives the child a second: half of it to finish the records in flight, then time to leave the group, then
+# it ends in any case.
 _GRACE = 0.5
 _HARD_END = 0.9
-_PATIENCE = 5.0  # with a supervisor that does not read how it ended
+_PATIENCE = 5.0  # with a supervisor that does not read the last events
 
 
 def main() -> NoReturn:
@@ -87,7 +87,7 @@ def _parse(line: bytes, tokens: RelayedTokens) -> tuple[HarvestConfig, Until]:
 
 
 def _end(status: int) -> NoReturn:
-    """End at once, whatever threads still wait for servers that do not answer."""
+    """End at once, even if threads still wait for servers that do not answer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

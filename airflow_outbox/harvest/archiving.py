@@ -1,7 +1,7 @@
-"""The leader's care for the archive: once an hour, partitions for the days ahead, and the end of old ones.
+"""The leader tends the archive: once an hour it makes partitions for the days ahead, and drops old ones.
 
-It changes no record that is not older than the retention, and purging does without it for days: so it needs no fence,
-and what goes wrong with it is told and stops nothing.
+This needs no fence: it changes only records older than the retention. A failure is reported and stops nothing: purging
+does without it for days.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_INTERVAL = 1.0
 
 
 async def tend_archive(config: HarvestConfig, *, leads: Callable[[], bool], complain: Callable[[str], None]) -> None:
-    """Tend to the archive, if the configuration has one, as soon as this member leads and every hour that it does."""
+    """Tend the archive, if the configuration has one, as soon as this member leads and every hour while it does."""
     loop = asyncio.get_running_loop()
     due_at = loop.time()
     while config.archives:

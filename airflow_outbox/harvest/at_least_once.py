@@ -1,24 +1,24 @@
 """One term of harvesting at least once: mark → publish → purge, by marks in the rows (goharvest's protocol).
 
-Activities overlap, and none waits for a record of another's:
+Activities overlap, and none waits for a record of another activity:
 
 - *marking* claims the next records as long as the bounds leave room, and sends those whose key has nothing in flight;
 - *settling* takes the log's reports and sends the next record of each delivered one's key;
-- *purging* deletes what was delivered: all that has come together since its last statement, in one statement;
+- *purging* deletes delivered records: all since its last statement, in one statement;
 - *attending* looks once a second for parked records that are to be published now or discarded.
 
-What can't be published, and what comes after it in its lane, is moved into the parked table instead
-(`protocol.parking`); without a ledger, so that a record that is published from there may come twice.
+Records that can't be published, and those behind them in their lanes, are moved into the parked table instead
+(`protocol.parking`). There is no ledger, so a record that is published from there may come twice.
 
 A term ends
 
-- by being asked to: it sends nothing more, waits for what it has sent, and purges that;
-- by the fence: FencedError, at once;
-- by a statement whose outcome is unknown: PostgresError, at once;
-- by a record that was not delivered, or perhaps: what was sent settles, what was delivered is purged, what failed is
+- when it is asked to: it sends nothing more, waits for the records that it has sent, and purges them;
+- when the fence names another view: FencedError, at once;
+- when a statement's outcome is unknown: PostgresError, at once;
+- when a record was not, or perhaps not, delivered: sent records settle, delivered ones are purged, failed ones are
   reset: PublishError.
 
-Whoever leads next marks what is left under a new view.
+The next leader marks the remaining records under a new view.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _ParkedRecord(MarkedRecord):
 
 
 class RowMarksTerm(Term):
-    """Harvests at least once. When `draining`, only what others have marked, and it ends when that is purged."""
+    """Harvests at least once. When `draining`, only records that others have marked; ends once these are purged."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RowMarksTerm(Term):
         self._due: set[int] = set()  # numbers of parked records that are on their way
         self._attended = asyncio.Event()
         self._releasing = True  # something may be free of its hold
-        self._parking = asyncio.Lock()  # what is parked, and what goes from there, are one after the other
+        self._parking = asyncio.Lock()  # records are parked, or leave the parked table, one after the other
         self._caution = caution
         self._report = report
 
@@ -120,19 +120,19 @@ class RowMarksTerm(Term):
                 interval = await self._idle(interval)
 
     async def _divide(self, marked: Sequence[MarkedRecord]) -> None:
-        """Send what can be published, and park what can't, and what waits behind that."""
+        """Send records that can be published. Park the others, and those that wait behind them."""
         refusals = {**self._caution.condemned[False], **await self._log.examine(marked)}
         diversion = self._parked.divert(marked, refusals)
         self._send(diversion.published)
         if not diversion:
             return
-        # What comes before them in their lanes may come back, and would then have to be parked before them.
+        # Records before them in their lanes may come back, and would then have to be parked first.
         aside = {*diversion.refused, *diversion.waiting}
         lanes = {(record.topic, record.key) for record in marked if record.id in aside}
         while any(map(self._in_flight.holds, lanes)) and not self._stopping.is_set():
             await self._pause(self._limits.poll_interval, self._stopping)
         if self._stopping.is_set():
-            return  # the next view marks them anew
+            return  # the next view marks them again
         async with self._parking:
             diversion = self._parked.divert_again([record for record in marked if record.id in aside], refusals)
             self._send(diversion.published)
@@ -174,7 +174,7 @@ class RowMarksTerm(Term):
             self._attended.clear()
             self._send(retry.published)
             if self._due:
-                await self._attended.wait()  # what is under way would be found due again
+                await self._attended.wait()  # else records under way would be found due again
 
     async def _settle(self) -> None:
         while True:
@@ -193,7 +193,7 @@ class RowMarksTerm(Term):
         self._in_flight.undeliverable(delivery.record)
         if isinstance(error, RecordsRefusedError) and (error.records or self._failure is None):
             parked = isinstance(delivery.record, _ParkedRecord)
-            # Unless Kafka names one, it may be any of those that were sent together.
+            # Unless Kafka names one, it may be any that was sent with it.
             mixed = [record for record in self._undelivered if isinstance(record, _ParkedRecord) is parked]
             ids, is_named = error.records or [record.id for record in mixed], bool(error.records)
             self._caution.failed(ids, error.reason, certain=is_named, explained=error.explained, parked=parked)

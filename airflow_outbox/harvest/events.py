@@ -31,14 +31,14 @@ class PipedEvents:
     """Writes each event to a pipe as a line, and never waits for the reader.
 
     A supervisor may have been stopped while its child lives and leads: waiting for it would stop the harvest, and
-    nobody would take over. What it does not read is kept for it; the oldest beyond 10,000 lines is dropped.
+    nobody would take over. Unread lines are kept; beyond 10,000 the oldest is dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._begun = b""  # the rest of a line
-        # For all who write to this pipe: what the clients' libraries log must not wait, either.
+        # For all writers to this pipe: the clients' libraries, which log to it, must not wait either.
         os.set_blocking(descriptor, False)
 
     def __call__(self, event: str, /, **fields: object) -> None:
@@ -52,7 +52,7 @@ class PipedEvents:
             select.select([], [self._descriptor], [], left)
 
     def _write(self) -> bool:
-        """Write as much as the pipe takes; whether that was all."""
+        """Write as much as the pipe takes. Return whether that was all."""
         try:
             while self._begun or self._lines:
                 self._begun = self._begun or self._lines.popleft()

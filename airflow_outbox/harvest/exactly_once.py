@@ -1,31 +1,31 @@
-"""One term of harvesting exactly once: recover, then read → publish → purge, with a ledger in Kafka and no mark a row.
+"""One term of harvesting exactly once: recover, then read → publish → purge, with a ledger in Kafka, no row marks.
 
 Recovering comes first, in this order, and each step relies on the ones before it:
 
 1. the fence row names this view (the caller has taken over): no older view's statement can change anything any more;
-2. what a glimpse of the ledger tells is held against the fence row: a copy of the database disturbs no original;
+2. a glimpse of the ledger is compared with the fence row: a copy of the database disturbs no original;
 3. the log fences every older producer, by all transactional ids that were used since they were last fenced: no older
    view's transaction can be committed any more, and none is open;
 4. the ledger is read up to its end, so it is complete for all views before this one;
-5. fence row and ledger are held against each other (`protocol.recovery`): they tell of one history, or nothing happens;
-6. what is committed and not known to be purged is purged. What is in the table now is unpublished, all of it;
+5. fence row and ledger are compared (`protocol.recovery`): unless they belong to one history, nothing happens;
+6. committed batches that are not known to be purged are purged. All records in the table are now unpublished;
 7. the transactional ids that this term will use are recorded in the fence row.
 
 Then activities overlap: while batch n is being committed, n+2 is read, n+1 is sent and n-1 is purged.
 
 - *reading* follows the windows (`protocol.windows`), as far as the bounds leave room;
-- *publishing* sends what has been read, in id order, in one Kafka transaction a batch, by producers that take turns
-  (`protocol.turns`). What can't be published, and what comes after it in its lane, is left out (`protocol.parking`).
-  A producer that has a new epoch may have fenced a successor: the fence row is read before it sends anything;
-- *committing* writes the batch's entry into the ledger and commits, one batch after the other. It commits only what is
-  on Postgres' disk: a record that a crash of Postgres would undo must not be in Kafka;
+- *publishing* sends the rows in id order, in one Kafka transaction a batch, by producers that take turns
+  (`protocol.turns`). A record that can't be published is left out with the later ones of its lane (`protocol.parking`).
+  A producer with a new epoch may have fenced a successor: the fence row is read before it sends anything;
+- *committing* writes the batch's entry into the ledger and commits, one batch after the other. It commits only records
+  that are on Postgres' disk: a record that a crash of Postgres would undo must not be in Kafka;
 - *settling* deletes the records of the batches that consumers can read, and moves those that were left out into the
-  parked table, one batch after the other. The transactions that follow tell what can be read; when none does, Kafka is
+  parked table, one batch after the other. Later transactions tell which batches can be read; if none does, Kafka is
   asked;
 - *attending* looks once a second for parked records that are to be published now or discarded.
 
-Any failure or uncertainty ends the term at once, whatever was under way, and nothing is assumed about it: the next view
-recovers. There is nothing to roll back, for nothing was marked.
+Any failure or uncertainty ends the term at once. Nothing is assumed about the work under way: the next view recovers.
+There is nothing to roll back, since nothing was marked.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _MAX_UNPURGED = 6  # batches, or more where they are small
 _MAX_UNPURGED_SMALL = 64
 _LULL = 0.015
 _LONGEST_UNTOLD = 1.0
-"""After how many seconds Kafka is asked whether a batch can be read: when nothing else is sent, and at the latest."""
+"""Seconds until Kafka is asked whether a batch can be read: when nothing else is sent (`_LULL`), and at the latest."""
 _LOOKS_FOR_DISK = 2
 _FENCING_INTERVAL = 1.0
 _LONGEST_LOOK = 0.003  # seconds
@@ -76,7 +76,7 @@ _SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest 
 
 
 class ExactlyOnceTerm(Term):
-    """Harvests under one view; `fence` is what its take-over found."""
+    """Harvests under one view. Its take-over found `fence`."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class ExactlyOnceTerm(Term):
         self._due_refusals: Mapping[int, Refusal] = {}
         self._due_records = limits.batch_records
         self._last_diversion = 0  # the batch in which something was diverted last
-        self._releasing: int | None = 0  # what may be free of its hold is released when this batch is settled
+        self._releasing: int | None = 0  # when this batch is settled, free records are released
         self._attended = asyncio.Event()
         self._wake = asyncio.Event()
         self._committed = asyncio.Event()
-        self._heard = asyncio.Event()  # a transaction has told which ones before it can be read
+        self._heard = asyncio.Event()  # a transaction has told which earlier ones can be read
         self._settled_some = asyncio.Event()
         self._all_committed = False
 
@@ -141,18 +141,18 @@ class ExactlyOnceTerm(Term):
 
     @property
     def _due_bytes(self) -> int:
-        """Bytes of parked records that are published together; more only where a source transaction needs it."""
+        """Bytes of parked records to publish together; more only if a source transaction needs it."""
         return self._page_bytes * max(1, self._due_records // self._limits.batch_records)
 
     @property
     def _is_far_ahead(self) -> bool:
-        """Whether so much is committed, and not purged, that publishing has to wait."""
+        """Whether publishing has to wait: too much is committed and not purged."""
         batches, are_small = len(self._unpurged), self._unpurged_records < self._limits.max_in_flight_records
         return batches >= (_MAX_UNPURGED_SMALL if are_small else _MAX_UNPURGED)
 
     @property
     def witness(self) -> LedgerPosition:
-        """What holds of the ledger when all that is committed is settled."""
+        """The position in the ledger when all that is committed is settled."""
         return self._ledger.published
 
     def stop(self) -> None:
@@ -173,7 +173,7 @@ class ExactlyOnceTerm(Term):
         require_no_rival(await self._table.fence(self.view), glimpse)
         await self._log.fence(self._fence.producers)
         ledger = await self._log.ledger(self._fence.witness.offset)
-        self._fence = await self._table.fence(self.view)  # again, for what was committed until the log was fenced
+        self._fence = await self._table.fence(self.view)  # again: older views could commit until the log was fenced
         require_given_up(self._fence, self._log.unfenced, own_views=self._own_views)
         recovery = recover(self._fence, ledger)
         await self._require_readable(entry for entry in recovery.unpurged if entry.unparked)
@@ -198,8 +198,9 @@ class ExactlyOnceTerm(Term):
         self._take_up(ParkedLanes(*await self._table.parked_lanes()), parked_in_part=in_part)
 
     async def _require_readable(self, retried: Iterable[Entry]) -> None:
-        """Raise KafkaError when parked records are committed again that can't be read yet. The watermark has passed
-        them, and they would count as published as soon as they are not parked any more.
+        """Raise KafkaError when records committed from the parked table can't be read yet.
+
+        The watermark has passed them: they would count as published as soon as they are no longer parked.
         """
         for entry in retried if self._log.unfenced else ():
             if not await self._log.are_readable(entry.extents):
@@ -220,7 +221,7 @@ class ExactlyOnceTerm(Term):
             self._dividing = whole = WholeTransactions(
                 parked, self._caution, max_transaction_records=most, parked_in_part=parked_in_part
             )
-            self._closure = Closure(  # a third of the bounds is held back, so that there is always room for a page
+            self._closure = Closure(  # holds back a third of the bounds, so that a page always has room
                 max_transaction_records=most,
                 max_held_records=self._limits.max_in_flight_records // 3,
                 max_held_bytes=self._limits.max_in_flight_bytes // 3,
@@ -228,7 +229,7 @@ class ExactlyOnceTerm(Term):
             )
 
     async def _complete(self, entry: Entry, *, watermark: Snapshot | None = None) -> None:
-        """Do in Postgres what an entry says; it may be done already. The watermark is announced with it."""
+        """Carry out an entry in Postgres; that may be done already. Announces the watermark with it."""
         if entry.parked:
             await self._table.park(self.view, entry.parked, entry.snapshot)
         if entry.unparked:
@@ -274,7 +275,7 @@ class ExactlyOnceTerm(Term):
             rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = read[-1][0] if read else None
         within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=page.complete)
-        self._tracking.send(len(rows))  # what is held back is sent before the window's end
+        self._tracking.send(len(rows))  # rows held back are sent before the window's end
         if self._windows.next.within is None:
             self._tracking.end_window(within)
         piece = Piece(rows, within, page.written, taken.ends, refused, taken.streaming, taken.set_aside)
@@ -286,7 +287,7 @@ class ExactlyOnceTerm(Term):
         return bool(read)
 
     def _condemn_chosen_ids(self, page: Page) -> None:
-        """Park records whose ids are not of the sequence: once it is there, other records will have them."""
+        """Park records with ids that the sequence has not drawn: later it will give these ids to other records."""
         self._last_drawn = max(self._last_drawn, page.last_drawn)
         if page.rows and page.rows[-1][0] > self._last_drawn:
             reason = (
@@ -297,7 +298,7 @@ class ExactlyOnceTerm(Term):
             self._caution.condemned[False].update(dict.fromkeys(chosen, Refusal(Cause.ID, reason)))
 
     async def _learn(self, rows: Sequence[OutboxRow], *, complete: bool) -> None:
-        """Know the lengths of all transactions in these rows; in a window's last page all of them end."""
+        """Learn the lengths of all transactions in these rows; all of them end in a window's last page."""
         unknown = self._closure.unknown(rows)
         lengths = {} if complete or not unknown else await self._table.lengths(unknown)
         self._closure.learn({**lengths_in(rows, unknown), **lengths})  # others may have deleted records meanwhile
@@ -326,7 +327,7 @@ class ExactlyOnceTerm(Term):
 
     async def _fill(self, batch: Batch) -> None:
         self._is_sending = False
-        self._heard.set()  # whoever waits for the next transaction to tell may have to ask
+        self._heard.set()  # a waiter for the next transaction may have to ask
         await self._filled.put(batch)
 
     async def _publish_batch(self) -> None:
@@ -346,10 +347,10 @@ class ExactlyOnceTerm(Term):
         await self._fill(batch)
 
     async def _gather(self, batch: Batch, piece: Piece | None) -> tuple[Sequence[OutboxRow], Mapping[int, Length]]:
-        """The rows to send of a piece and of those that are there, too, as far as they fit into a page; and the
-        transactions of which more is to come.
+        """Return the rows to send, and the transactions with more rows to come.
 
-        What comes while they are sent belongs to the next batch: a stream would never end one otherwise.
+        The rows are those of a piece and of the pieces waiting behind it that fit into a page. Rows that come while
+        they are sent belong to the next batch: otherwise a stream would never end one.
         """
         rows: list[OutboxRow] = []
         size = 0
@@ -395,7 +396,7 @@ class ExactlyOnceTerm(Term):
         self._parked.gone((row[1], row[2]) for row in published)
         self._release_after(batch.number)
         self._caution.settled(batch.unparked, parked=True)
-        if are_all:  # else those that come behind are tried next, and nothing is to be found out once more
+        if are_all:  # else later ones are tried next, and refusals found stay known
             self._caution.end_retry()
 
     def _release_after(self, batch: int) -> None:
@@ -413,7 +414,7 @@ class ExactlyOnceTerm(Term):
                 self._pace.took(total_size(portion), seconds=asyncio.get_running_loop().time() - began)
                 self._heard.set()
             except RecordsRefusedError as error:
-                await self._filled.join()  # what comes before it is not uncertain
+                await self._filled.join()  # records before it are not uncertain
                 ids = error.records or [row[0] for row in portion]
                 certain = bool(error.records) or len(ids) == 1
                 self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
@@ -423,7 +424,7 @@ class ExactlyOnceTerm(Term):
                 raise
 
     async def _piece_for(self, batch: Batch) -> Piece | None:
-        """What else belongs into the batch, or fits into it and is there."""
+        """The next piece that belongs into the batch, or fits into it and is there; None if there is none."""
         while not self._pieces and not batch.may_end and not self._stopping.is_set():
             self._wake.clear()
             await self._wake.wait()
@@ -461,8 +462,10 @@ class ExactlyOnceTerm(Term):
         self._committed.set()
 
     async def _require_on_disk(self, position: int) -> None:
-        """Wait until Postgres' log is on disk up to there. As a rule somebody's commit has just brought it there, and
-        the next look for records tells; to ask for it would wait behind a purge.
+        """Wait until Postgres' log is on disk up to there.
+
+        Usually another commit has just brought it there, and the next look for records tells. Asking would wait behind
+        a purge.
         """
         for _ in range(_LOOKS_FOR_DISK):
             if self._flushed >= position:
@@ -485,7 +488,7 @@ class ExactlyOnceTerm(Term):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether the next transactions will soon tell which ones before them can be read."""
+        """Whether the next transactions will soon tell which earlier ones can be read."""
         return not self._is_far_ahead and (self._is_sending or self._windows.next.within is not None)
 
     async def _await_readable(self, batch: Batch) -> None:
@@ -503,7 +506,7 @@ class ExactlyOnceTerm(Term):
         self._track()
 
     def _track(self) -> None:
-        """Count batches as published: once readable, and when records were parked, once those can be seen there."""
+        """Count batches as published: once readable, and, if records were parked, once these can be seen there."""
         while self._decided and (
             self._decided[0].is_settled or (self._decided[0].is_readable and not self._decided[0].parked)
         ):
@@ -521,7 +524,7 @@ class ExactlyOnceTerm(Term):
             watermark = self._tracking.watermark
             announced = watermark if self._may_announce and entry.runs and watermark != self._announced else None
             await self._complete(entry, watermark=announced)
-            if batch.witness.offset <= self._ledger.settled.offset:  # not before, for the batch is committed
+            if batch.witness.offset <= self._ledger.settled.offset:  # not before: the batch is committed
                 raise HistoryError("the ledger's topic was deleted and made anew")
             self._announced = announced or self._announced
             self._ledger.settled = batch.witness
@@ -559,14 +562,14 @@ class ExactlyOnceTerm(Term):
             self._due = due
             if self._due:
                 self._wake.set()
-                await self._attended.wait()  # what is under way would be found due again
+                await self._attended.wait()  # else records under way would be found due again
             else:
                 self._due_records = self._limits.batch_records
                 self._caution.end_retry()
 
     @property
     def _may_announce(self) -> bool:
-        """Whether what earlier views have committed can be read: so it can when all their transactions have ended."""
+        """Whether earlier views' commits can be read: they can once all their transactions have ended."""
         return not self._log.unfenced
 
     async def _fence_rest(self) -> None:
@@ -586,8 +589,8 @@ class ExactlyOnceTerm(Term):
         return flushed if flushed != self._accounted else None
 
     def _told(self, pulse: Pulse, witness: LedgerPosition | None, flushed: Flushed | None) -> None:
-        # Held against what was known when the question left: ids are drawn and published while the answer is on its
-        # way.
+        # Compared with the highest id known when the question left: ids are drawn and published while the answer is on
+        # its way.
         self._ledger.witnessed = witness or self._ledger.witnessed
         self._accounted = flushed or self._accounted
         self._ledger.beats = pulse.beats
@@ -595,7 +598,7 @@ class ExactlyOnceTerm(Term):
 
 
 class SettlingTerm(ExactlyOnceTerm):
-    """Completes what was committed exactly once, before the outbox is harvested in another mode."""
+    """Completes batches committed exactly once, before the outbox is harvested in another mode."""
 
     async def run(self) -> None:
         await self.recover()

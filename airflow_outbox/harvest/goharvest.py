@@ -1,7 +1,7 @@
-"""goharvest's YAML (`reaper.yaml`), read as it is: its settings in this project's terms.
+"""Translate goharvest's YAML (`reaper.yaml`), read as it is, into this project's terms.
 
-Its settings stand under `harvest:`, in camel case; this project's own may stand beside them there. A setting of
-goharvest's that has no counterpart here is examined, and has no effect.
+Its settings are under `harvest:`, in camel case, and this project's own may be beside them. A setting of goharvest's
+without a counterpart here is validated and has no effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GoharvestLimits(GoharvestSettings):
     mark_backoff: Duration | None = None
     mark_query_records: int | None = Field(default=None, gt=0)
     max_in_flight_records: int | None = Field(default=None, gt=0)
-    # Without a counterpart here, where nothing is sent by concurrent senders and little is waited for by the clock.
+    # Without a counterpart: here are no concurrent senders, and few waits go by the clock.
     io_error_backoff: Duration | None = Field(default=None, alias="ioErrorBackoff")
     poll_duration: Duration | None = None
     min_poll_interval: Duration | None = None
@@ -56,7 +56,7 @@ class GoharvestLimits(GoharvestSettings):
 
 
 class GoharvestHarvest(GoharvestSettings):
-    """The group `harvest`; what is not given is as goharvest has it."""
+    """The group `harvest`, with goharvest's defaults."""
 
     model_config = ConfigDict(extra="allow")  # this project's own settings
 
@@ -86,7 +86,7 @@ class GoharvestFile(GoharvestSettings):
 
     @property
     def own_settings(self) -> Mapping[str, Any]:
-        """What stands under `harvest` and is not goharvest's."""
+        """The settings under `harvest` that are not goharvest's."""
         return self.harvest.model_extra or {}
 
     def translated(self) -> dict[str, Any]:

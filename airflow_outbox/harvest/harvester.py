@@ -5,9 +5,9 @@
          go │                            └── failure: wait, a new view ┤ └────────── StandBy, or fenced by a successor
          ─────────────┘
 
-A failure does not end the leadership: whatever its outcome was, a new view makes it irrelevant. Nothing is ever assumed
-to have failed. But a leader that can't reach Postgres for the heartbeat timeout resigns: it leaves the group, so that
-another member leads, and comes back when it has reached Postgres again.
+A failure does not end the leadership: a new view makes its outcome irrelevant. Nothing is ever assumed to have failed.
+But a leader that can't reach Postgres for the heartbeat timeout resigns: it leaves the group, so that another member
+leads, and comes back when it has reached Postgres again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Harvester:
         self._views: list[UUID] = []  # of this leadership, since its last take-over that succeeded
         self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
         self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._throttled_until = float("-inf")  # when a quota is told of again
+        self._throttled_until = float("-inf")  # when a quota is reported again
         self._noting: asyncio.Task[None] | None = None
         self._recent: Counter[str] = Counter()  # by topic, since the last progress event
         self._reported = 0
@@ -97,7 +97,7 @@ class Harvester:
             self._report()
 
     def throttled(self, seconds: float, *, client_id: str) -> None:
-        """A quota of Kafka's holds the producers back, now for so many seconds."""
+        """A quota of Kafka's now holds the producers back for so many seconds."""
         now = asyncio.get_running_loop().time()
         if now < self._throttled_until:
             return
@@ -112,7 +112,7 @@ class Harvester:
             await self._table.note_error(view, text)
 
     async def stop(self, grace: float) -> None:
-        """Finish what is in flight, for at most `grace` seconds, leave the group, and end `run`."""
+        """Finish the records in flight, for at most `grace` seconds, leave the group, and end `run`."""
         await self._stand_by(grace)
         self._election.released(SHARD)
         await self._election.close()
@@ -155,7 +155,7 @@ class Harvester:
                     if not await self._is_followed(view):
                         self._events("error", error=str(error), retry_in=None)
                     return
-                # A refusal narrows what is tried next: it takes few terms, for which others should not wait long.
+                # A refusal narrows the next try: few terms are needed, and others should not wait long for them.
                 if isinstance(error, RecordsRefusedError):
                     delay = _DELAY_AFTER_REFUSAL
                 elif self.published > published_before:
@@ -174,7 +174,7 @@ class Harvester:
             delay = min(2 * delay, _LONGEST_DELAY)
 
     async def _run_term(self, view: UUID) -> bool:
-        """Lead under one view until asked to stop; whether operators have asked for another leader."""
+        """Lead under one view until asked to stop. Return whether operators have asked for another leader."""
         fence = await self._take_over(view)
         self._events("view", shard=SHARD, view=str(view))
         try:
@@ -190,8 +190,8 @@ class Harvester:
             self._reached_at = asyncio.get_running_loop().time()
 
     async def _take_over(self, view: UUID) -> Fence:
-        """Write the view into the fence row: for the first time in this leadership whoever has it, later only after a
-        view of this leadership, so that a successor is never fenced in turn.
+        """Write the view into the fence row: the first time in this leadership after any view, later only after one of
+        this leadership, so that a successor is never fenced in turn.
         """
         after = self._views
         self._views = [*after, view] if after else []
@@ -201,7 +201,7 @@ class Harvester:
         return fence
 
     async def _is_followed(self, view: UUID) -> bool:
-        """Whether a successor has taken over already, which fails whatever was under way."""
+        """Whether a successor has taken over already. That fails all work under way."""
         try:
             await self._table.require_fence(view)
         except FencedError:
@@ -219,7 +219,7 @@ class Harvester:
         self._leave_for_a_while(reason, lambda: self._succeeds(reached))
 
     def _hand_over(self, view: UUID) -> None:
-        """Let another member lead, and come back when it does; or after a while, when there is none."""
+        """Let another member lead. Come back when it does, or after a while if there is none."""
 
         async def followed() -> None:
             with contextlib.suppress(FencedError):

@@ -1,14 +1,14 @@
-"""The modes of delivery: which terms a view harvests in.
+"""The modes of delivery: they decide in which terms a view harvests.
 
-A table has one mode at a time, which its fence row names. Whoever takes over in another mode first settles what the old
-one may have left under way, so that the promises of neither are broken:
+A table has one mode at a time, which its fence row names. A leader that takes over in another mode first settles the
+work that the old one may have left under way, so that the promises of neither are broken:
 
-- to exactly once: records that carry a mark may be published already; they are published and purged at least once
-  before the first window is read. Records without a mark never were sent, or have been reset;
-- to at least once: batches that the ledger says are committed are purged before the first record is marked.
+- to exactly once: records that carry a mark may be published already. They are published and purged at least once
+  before the first window is read. Records without a mark were never sent, or have been reset;
+- to at least once: batches that the ledger lists as committed are purged before the first record is marked.
 
-Before a producer is made that would fence others, or anything is sent, the fence row is looked at: a copy of a database
-that Postgres alone knows for one never disturbs the original's harvesters.
+The fence row is checked before anything is sent, and before a producer is made that would fence others. So a database
+that Postgres alone shows to be a copy never disturbs the original's harvesters.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Modes:
         self._pace = Pace(longest=min(_LONGEST_SENDING, limits.transaction_timeout / _SHARE_OF_TIMEOUT))
 
     def begin_leadership(self) -> None:
-        """What a retry found under an earlier leadership of this member may have been corrected since."""
+        """Forget refusals of an earlier leadership's retry: they may have been corrected since."""
         self._caution.end_retry()
 
     async def terms(self, view: UUID, fence: Fence, published: Counter[str]) -> AsyncGenerator[Term, None]:
-        """The terms to run, one after the other; the last one lasts until it is stopped. To be closed after use.
+        """Yield the terms to run, one by one; the last one lasts until it is stopped. Close this after use.
 
         Raises HistoryError.
         """

@@ -1,4 +1,4 @@
-"""Between the protocol's refusals and what the parked table keeps of them."""
+"""Translate the protocol's refusals for the parked table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parked_table(table: OutboxTable) -> ParkedTable:
 
 
 def why(refusal: Refusal | None) -> Why:
-    """Why a record waits: for what it was refused, or (None) behind another. What can pass is tried again by itself."""
+    """Why a record waits: its refusal, or (None) another record. A cause that can pass is tried again by itself."""
     if refusal is None:
         return Why(None, None, None)
     return Why(refusal.cause.value, refusal.reason, _FIRST_DELAY if refusal.cause.can_pass else None)

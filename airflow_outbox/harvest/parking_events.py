@@ -1,4 +1,4 @@
-"""What is told of parking, in whichever mode of delivery: records were parked, retried, or discarded."""
+"""The events of parking, in every mode of delivery: records were parked, retried, or discarded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_REASONS = 10
 
 
 def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
-    """Records were moved into the parked table, if there are any."""
+    """Report records that were moved into the parked table, if there are any."""
     refused, waiting = diversion.refused, diversion.waiting
     if refused or waiting:
         report_event(
@@ -27,19 +27,19 @@ def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
 
 
 def report_retried(report_event: Events, *, topics: Counter[str], refused: Mapping[int, Refusal]) -> None:
-    """Parked records were published, and others refused again."""
+    """Report parked records that were published, and others that were refused again."""
     report_event("retried", topics=_named(topics), refused=len(refused), reasons=_reasons(refused))
 
 
 def report_discarded(report_event: Events, lanes: Iterable[Lane]) -> None:
-    """Records were discarded, as operators have asked, if there are any: their lanes, once for each."""
+    """Report records that operators had discarded, if there are any. `lanes` has one for each."""
     topics = Counter(topic for topic, _ in lanes)
     if topics:
         report_event("discarded", topics=_named(topics))
 
 
 def _named(topics: Mapping[str, int]) -> dict[str, int]:
-    """Counts by topic; a name that is no text, as it is written in Python."""
+    """Return counts by topic; a name that is no text is written as in Python."""
     return {topic if isinstance(topic, str) else repr(topic): count for topic, count in topics.items()}
 
 

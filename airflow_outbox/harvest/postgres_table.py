@@ -34,8 +34,8 @@ _BRIEFLY = 1.0  # seconds; hundreds of thousands of dead rows
 class PostgresTable:
     """One member's door to its outbox.
 
-    `take_over` makes new connections, and only it does: a term whose connection is lost is over, because what it
-    remembers may be of a history that a crash undid, and because the fence row names the backends of its view.
+    Only `take_over` makes new connections. A term that loses its connection is over: a crash may have undone the
+    history that it remembers, and the fence row names the backends of its view.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class PostgresTable:
         outbox_id: UUID | None = None,
         most_bytes: int = ANY_BYTES,
     ) -> None:
-        """`archives` tells whether records that are purged go into the archive, `waits_for_standbys` whether something
-        is durable only when the synchronous standbys have it; `outbox_id` is the only outbox to take over, whatever
-        stands in the table later (None: any). `most_bytes` is how large a record may be that Kafka's client takes.
+        """`archives`: purged records go into the archive. `waits_for_standbys`: only data on the synchronous standbys
+        is durable. `outbox_id` is the only outbox to take over, even if the table names another later (None: any).
+        `most_bytes` is the size of the largest record that Kafka's client takes.
         """
 
         def opened(purpose: str) -> OutboxTable:
@@ -230,7 +230,7 @@ class PostgresTable:
         witness: LedgerPosition | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
-        # Behind the marks, which hold the fence row shared for longer than the purges do: nobody waits for the other.
+        # After the marks, which hold the fence row shared for longer than the purges do: neither waits for the other.
         async with self._within(self._patience_for_reading):
             return await self._marking.call(
                 OutboxTable.heartbeat,
@@ -260,7 +260,7 @@ class PostgresTable:
 
     @asynccontextmanager
     async def _within(self, seconds: float) -> AsyncIterator[None]:
-        """Give up on a server that takes a call and does not answer, as behind a proxy whose other side is gone."""
+        """Give up on a server that takes a call and does not answer, as behind a proxy with a lost backend."""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -273,7 +273,7 @@ class PostgresTable:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """Call over the connection that no view depends on; it is made when it is needed."""
+        """Call over the connection that no view depends on. Make it when it is needed."""
         if not self._looking.is_open:
             self._looking.end()
             self._looking = _Door()
@@ -309,12 +309,12 @@ class _Door:
             return await worker.call(method, table, *args, **kwargs)
         except FencedError:
             raise
-        except (OutboxError, asyncio.CancelledError):  # of a call that was given up nobody knows what became of it
+        except (OutboxError, asyncio.CancelledError):  # the outcome of an abandoned call is unknown
             self.end()
             raise
 
     def end(self) -> None:
-        """Close behind the call that is under way, if any; nobody waits for it."""
+        """Close after the call under way, if any, without waiting for it."""
         table, self._table = self._table, None
         worker, self._worker = self._worker, None
         if worker is not None:

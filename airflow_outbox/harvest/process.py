@@ -1,6 +1,4 @@
-"""One member as a process: the engine over the real ports, from a configuration, until it is told or has reached its
-end.
-"""
+"""One member as a process: the engine over the real ports, from a configuration, until told to end or done."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ class Until:
 
 
 def log_to_stderr(level: LogLevel) -> None:
-    """Let this process and its clients write what they do to stderr, in lines; stdout is for events."""
+    """Let this process and its clients log to stderr, in lines; stdout is for events."""
     if level == "off":
         logging.disable()
     else:
@@ -77,8 +75,7 @@ def log_to_stderr(level: LogLevel) -> None:
 def _collect_garbage_seldom(config: HarvestConfig) -> None:
     """Let Python look for reference cycles only after many more objects than can be in flight have been made.
 
-    Each row is some objects that live for a moment, and none is part of a cycle; to look through them again and again
-    took longer than to read them.
+    Each row is a few short-lived objects, none in a cycle. Scanning them again and again took longer than reading them.
     """
     gc.freeze()
     _, *others = gc.get_threshold()
@@ -88,7 +85,7 @@ def _collect_garbage_seldom(config: HarvestConfig) -> None:
 async def harvest(
     config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float
 ) -> EndReason:
-    """Run one member until `until` or `stop`; then finish what is in flight, for at most `grace` seconds, and leave
+    """Run one member until `until` or `stop`. Then finish the records in flight, for at most `grace` seconds, and leave
     the group.
 
     Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
@@ -130,7 +127,7 @@ async def harvest(
             config, names, shard=SHARD, book=book, on_throttled=throttled, stuck=stuck
         )
 
-    # Settings that the client refuses are found now, not when this member comes to lead.
+    # Find settings that the client refuses now, not when this member begins to lead.
     await (await (new_transactional_log if config.delivery == "exactly_once" else new_log)()).close()
     election = await asyncio.to_thread(
         NeliElection,
@@ -178,7 +175,7 @@ async def harvest(
 
 
 def _complaints(events: Events) -> Callable[[str], None]:
-    """Reports what is wrong, the same text again only after a while."""
+    """Return a function that reports errors, the same text again only after a while."""
     now_and_then = NowAndThen()
 
     def complain(error: str) -> None:

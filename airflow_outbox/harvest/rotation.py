@@ -1,4 +1,4 @@
-"""What a transactional log does with several producers, whatever they are: they take turns (`protocol.turns`).
+"""The part of a transactional log that handles several producers: they take turns (`protocol.turns`).
 
 While one producer commits, the next one sends. A producer that needs a new epoch gets it at once, in the background,
 and its next transaction waits for that.
@@ -19,8 +19,8 @@ from airflow_outbox.values.pages import OutboxRow
 _ASKING_INTERVAL = 0.002
 _LONGEST_ASKING_INTERVAL = 0.1
 _ASKING_TIME = 1.0
-"""How long Kafka is asked whether commits are readable, in seconds. After that, open transactions of other applications
-are what holds its stable offsets back, and the markers show another way: by initialising producers again."""
+"""How long Kafka is asked whether commits are readable, in seconds. After that, other applications' open transactions
+must be holding its stable offsets back. Then initialising producers again shows the markers."""
 
 
 class RotatingProducer(Protocol):
@@ -34,26 +34,26 @@ class RotatingProducer(Protocol):
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether a commit was asked for that is not known to be acknowledged."""
+        """Whether a commit was asked for and is not known to be acknowledged."""
 
     async def fence(self) -> None:
         """End the transaction of every earlier producer of the id, and keep them from new ones."""
 
     async def renew(self) -> None:
-        """Put a new producer, of a new epoch, into the place of one that has no transaction open."""
+        """Replace a producer that has no transaction open by one of a new epoch."""
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows in the transaction that is open, or a new one, until Kafka has them; where they are."""
+        """Send rows in the open transaction, or a new one, until Kafka has them. Return where they are."""
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger, and commit; the last one's offset there."""
+        """Write records into the ledger, and commit. Return the last one's offset there."""
 
     def close(self) -> None:
-        """Give up what is open, and end. Waits for nothing."""
+        """Give up open transactions, and end. Waits for nothing."""
 
 
 def require_fenced(outcomes: Iterable[BaseException | None]) -> None:
-    """Raise what went wrong when producers were fenced; StuckTransactionsError, for all of them, if it is only that."""
+    """Raise the error of fencing producers; StuckTransactionsError, for all of them, if there is no other."""
     errors = [outcome for outcome in outcomes if outcome is not None]
     stuck: list[str] = []
     for error in errors:
@@ -79,7 +79,7 @@ class Rotation:
         self._turns = Turns(len(producers))
         self._free = [asyncio.Lock() for _ in producers]
         self._renewals: dict[int, asyncio.Task[None]] = {}
-        self._ends: dict[int, dict[Place, int]] = {}  # of transactions that are not committed, the last offsets
+        self._ends: dict[int, dict[Place, int]] = {}  # the last offsets of uncommitted transactions
         self._commits = 0
 
     @property
@@ -88,7 +88,7 @@ class Rotation:
 
     @property
     def uncertain(self) -> Sequence[str]:
-        """The ids of which nobody knows whether the last transaction is committed."""
+        """The ids for which it is unknown whether the last transaction is committed."""
         return [producer.transactional_id for producer in self._producers if producer.is_uncertain]
 
     @property
@@ -120,7 +120,7 @@ class Rotation:
         self._commits += 1
         number, turn = self._commits, self._turns.turn(self._commits)
         offset = await self._producers[turn].commit(records)
-        self._turns.taken(number)  # where nothing was published, the ledger's records tell
+        self._turns.taken(number)  # if nothing was published, the ledger's records tell
         self._turns.committed(self._ends.pop(number))
         if self._producers[turn].needs_epoch:
             self._renew(turn)
@@ -133,7 +133,7 @@ class Rotation:
         while places := self._turns.waiting:
             if loop.time() > deadline:
                 return await self._renew_unproven()
-            with contextlib.suppress(KafkaError):  # what goes wrong, initialising a producer will say
+            with contextlib.suppress(KafkaError):  # initialising a producer will report it
                 self._turns.stable(await self._stable_offsets(places))
             if self._turns.waiting:
                 await asyncio.sleep(interval)
@@ -158,9 +158,7 @@ class Rotation:
         renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # `begin` raises it
 
     async def _renew_unproven(self) -> None:
-        """Initialise the producers again that are free and have commits of which nothing is known. The next records of
-        the others will tell.
-        """
+        """Initialise free producers with unproven commits again. The next records of the others will tell."""
         turns = [turn for turn, lock in enumerate(self._free) if self._turns.is_unproven(turn) and not lock.locked()]
         for turn in turns:
             if turn not in self._renewals:

@@ -1,4 +1,4 @@
-"""What all settings share: durations, Kafka settings, strictness, and errors that name the setting at fault."""
+"""The base of all settings: durations, Kafka settings, strictness, and errors that name the setting at fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LogLevel = Literal["off", "error", "warning", "info", "debug"]
 
 
 class Settings(BaseModel):
-    """A group of settings. An unknown one is an error; what was given never shows in errors, for it may be secret."""
+    """A group of settings. An unknown one is an error. Errors never show values, which may be secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -44,14 +44,14 @@ def names(model: type[BaseModel]) -> list[str]:
 
 
 def unknown_setting(name: str, *, within: Iterable[str], known: Iterable[str]) -> str:
-    """What to say of a setting that nobody knows."""
+    """The error message for an unknown setting."""
     [nearest] = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
     path = list(within)
     return f"unknown setting {'.'.join([*path, name])}; the nearest known one is {'.'.join([*path, nearest])}"
 
 
 def described(error: ValidationError, model: type[BaseModel]) -> str:
-    """What is wrong with which settings."""
+    """Describe the settings at fault and their errors."""
     return "; ".join(_described(detail, model) for detail in error.errors(include_url=False, include_input=False))
 
 

@@ -1,11 +1,11 @@
-"""What every term of leadership has, whatever its protocol: it is asked to stop, it watches its fence, and it keeps the
-fence row's account.
+"""The base of a term of leadership in every protocol: it stops when asked, watches its fence, and keeps the fence row's
+account.
 
-A term runs activities that overlap. Those that harvest end when the term is asked to stop and what is in flight is
-settled; the accompanying ones end after them:
+A term runs activities that overlap. Those that harvest end when the term is asked to stop and the records in flight are
+settled. The accompanying ones end after them:
 
-- *accounting* keeps the fence row's heartbeat and counters, once a second; it learns there what operators ask for: a
-  pause, in which nothing is read, or that another member leads;
+- *accounting* keeps the fence row's heartbeat and counters, once a second. It learns there what operators ask for: a
+  pause, in which nothing is read, or another leader;
 - *watching* asks once a second whether Postgres answers and the fence is still this view's.
 """
 
@@ -31,7 +31,7 @@ _PROMPT_TIME = 0.025  # seconds after records have come in which more of the sam
 
 
 class Term(ABC):
-    """Harvests under one view, as operators `request`. It adds what it has purged, by topic, to `published`."""
+    """Harvests under one view, as operators `request`. Adds purged records, by topic, to `published`."""
 
     def __init__(
         self, *, view: UUID, request: OperatorRequest, table: Table, limits: Limits, published: Counter[str]
@@ -54,7 +54,7 @@ class Term(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End soon: send nothing more, but settle and purge what was sent."""
+        """End soon: send nothing more, but settle and purge the sent records."""
 
     @abstractmethod
     async def run(self) -> None:
@@ -76,7 +76,7 @@ class Term(ABC):
                     task.result()
 
         try:
-            # A statement that is under way is waited for: one that is given up takes its connection along.
+            # Wait for a statement under way: giving it up would end its connection.
             await ended(harvests)
             self._finished.set()
             await ended(accompanying)
@@ -86,19 +86,19 @@ class Term(ABC):
             await asyncio.gather(*running, return_exceptions=True)
 
     def _came(self) -> float:
-        """A look has found records; how long to wait before the next one that is not to be made at once."""
+        """Note that a look has found records. Return the wait before the next look, unless that is made at once."""
         self._came_at = asyncio.get_running_loop().time()
         return self._limits.poll_interval
 
     async def _idle(self, interval: float) -> float:
-        """Wait this long before the next look for records; how long to wait after that, if there are none."""
+        """Wait this long before the next look for records. Return the wait after that, if it finds none."""
         await self._pause(interval, self._stopping)
         if asyncio.get_running_loop().time() - self._came_at < _PROMPT_TIME:
             return self._limits.poll_interval
         return min(2 * interval, max(SLOWEST_POLL, 10 * self._limits.poll_interval))
 
     def _count(self, topics: Counter[str]) -> None:
-        """Records were published and purged."""
+        """Count records that were published and purged."""
         self._purged += topics.total()
         self._published.update(topics)
         self._room_made.set()
@@ -131,11 +131,11 @@ class Term(ABC):
         return pulse
 
     def _to_witness(self) -> LedgerPosition | None:
-        """What Postgres is to record of the ledger, if anything is new."""
+        """The ledger position for Postgres to record, if it is new."""
         return None
 
     def _to_account(self) -> Flushed | None:
-        """What Postgres is to record and announce of what is out, if anything is new."""
+        """How far everything is out, for Postgres to record and announce, if it is new."""
         return None
 
     def _told(self, pulse: Pulse, witness: LedgerPosition | None, flushed: Flushed | None) -> None:  # noqa: B027

@@ -15,19 +15,19 @@ Result = TypeVar("Result")
 class Worker:
     """Runs calls one after the other in a thread of its own.
 
-    The thread is a daemon, unlike an executor's: a call that never returns, to a server that has gone silent, does not
-    keep the process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
+    The thread is a daemon, unlike an executor's: a call that never returns, to a silent server, does not keep the
+    process from ending. A caller that is cancelled stops waiting; its call still runs to its end.
     """
 
     def __init__(self, name: str, *, when_idle: Callable[[], object] | None = None, interval: float = 1.0) -> None:
-        """`when_idle` is called every `interval` seconds in which nothing else is."""
+        """`when_idle` is called after every `interval` seconds without another call."""
         self._when_idle = when_idle
         self._interval = interval
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
-        """Await `function(*args, **kwargs)`; what it raises is raised here."""
+        """Await `function(*args, **kwargs)`. Raises what it raises."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 
@@ -47,7 +47,7 @@ class Worker:
         return await future
 
     def run(self, function: Callable[[], object]) -> None:
-        """Run a call after those that are already waiting; what it returns or raises nobody hears."""
+        """Run a call after those that are already waiting. Its result or error is dropped."""
 
         def run() -> None:
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Hooks: an outbox by Airflow's connections."""
+"""Hooks: an outbox through Airflow's connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under which id a task commits, once over all its tries; and what it has committed."""
+"""The id under which a task commits once over all its tries, and the commit that it has made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def commit_id(task: Any) -> str:
 def earlier_ticket(
     connection: psycopg.Connection[Any], outbox: OutboxName, *, app_id: str, version: int
 ) -> Ticket | None:
-    """The ticket of what has been committed under an id, if anything. Raises PostgresError, OutboxMissingError."""
+    """The ticket that was committed under an id, if any. Raises PostgresError, OutboxMissingError."""
     query = render(statements("queries.sql")["earlier_commit"], outbox)
     with translated(outbox):
         row = connection.execute(query, {"app_id": app_id, "version": version}).fetchone()

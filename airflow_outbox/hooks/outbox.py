@@ -1,4 +1,4 @@
-"""OutboxHook: an outbox, and how it is harvested, by Airflow's connections."""
+"""OutboxHook: an outbox and its harvest, through Airflow's connections."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ FROM_DAGS = frozenset(
         *("sticky.partitioning.linger.ms", "topic.metadata.refresh.interval.ms", "transaction.timeout.ms"),
     }
 )
-"""The librdkafka settings that a Dag may set: those that neither run code nor tell secrets nor name other brokers."""
+"""The librdkafka settings that a Dag may set: they neither run code, nor reveal secrets, nor name other brokers."""
 _POLL_INTERVAL = 0.5
 _SECRET_SETTING = re.compile(r"password|secret|token|\.pem$|credential|oauthbearer\.config|basic\.auth")
 
 
 def check_settings(settings: Mapping[str, Any], *, outbox: str = "outbox") -> None:
-    """Examine settings of the harvester as far as they can be without the connections. Raises ConfigurationError."""
+    """Check settings of the harvester as far as possible without the connections. Raises ConfigurationError."""
     if taken := sorted(FROM_CONNECTIONS & settings.keys()):
         raise ConfigurationError(f"settings: {taken[0]} comes from the connections and the outbox's name. Leave it out")
     for group in ("kafka_producer", "kafka_consumer"):
@@ -70,7 +70,7 @@ class OutboxHook(PostgresHook):
     """An outbox in the database of a Postgres connection, harvested to the brokers of a Kafka connection.
 
     `postgres_conn_id` and `kafka_conn_id` are connections of the types `postgres` and `kafka`; `outbox` is `table` or
-    `schema.table`. Everything that a PostgresHook does works too. The outbox's own statements use psycopg, whatever
+    `schema.table`. Everything that a PostgresHook does works too. The outbox's own statements use psycopg, whichever
     driver that hook has.
     """
 
@@ -108,8 +108,8 @@ class OutboxHook(PostgresHook):
     def wait_until_published(self, ticket: Ticket | str, *, timeout: float) -> None:
         """Wait, in this process, until all of a ticket's transaction is published.
 
-        For a task that has more to do; a task that only waits is an OutboxPublishedSensor. Raises TimeoutError after
-        `timeout` seconds, and what `airflow_outbox.published` raises.
+        It is for a task that has more to do; a task that only waits is an OutboxPublishedSensor. Raises TimeoutError
+        after `timeout` seconds, and what `airflow_outbox.published` raises.
         """
         deadline = time.monotonic() + timeout
         while not self.published(ticket):
@@ -140,11 +140,11 @@ class OutboxHook(PostgresHook):
     def register(self, session: Any, *, version: int = 0) -> None:
         """Let a task write by `format("outbox")` to this outbox, in the Spark session that `@task.pyspark` gives it.
 
-        Batch writes commit under the task's own id: what is tried again, or cleared, commits nothing more. For a
-        deliberate repeat give another `version`. With a local master, Spark's Python is the one that runs the task,
-        unless PYSPARK_PYTHON names another. Raises ConfigurationError.
+        Batch writes commit under the task's own id: a task that is tried again, or cleared, commits nothing more. For a
+        deliberate repeat give another `version`. With a local master, Spark uses the Python that runs the task, unless
+        PYSPARK_PYTHON names another. Raises ConfigurationError.
         """
-        from airflow_outbox.spark.registration import register  # loads Spark, which other uses of the hook do without
+        from airflow_outbox.spark.registration import register  # loads Spark, which other uses of the hook don't need
 
         outbox = {"url": self.data_source(), "dbtable": self.outbox}
         commit = {"txnAppId": commit_id(get_current_context()["ti"]), "txnVersion": str(version)}
@@ -154,9 +154,9 @@ class OutboxHook(PostgresHook):
         register(session, options=outbox | commit)
 
     def committed(self, *, version: int = 0) -> Ticket:
-        """The ticket of what this task has written by `format("outbox")`, in whichever try.
+        """The ticket of what this task has written by `format("outbox")`, in any of its tries.
 
-        Raises JobError when that is nothing, PostgresError, OutboxMissingError.
+        Raises JobError when it has written nothing; PostgresError, OutboxMissingError.
         """
         app_id = commit_id(get_current_context()["ti"])
         with self.transaction() as connection:
@@ -192,9 +192,9 @@ class OutboxHook(PostgresHook):
             ) from None
 
     def kafka_settings(self) -> dict[str, Any]:
-        """The Kafka connection as librdkafka settings, secrets included, but for `oauth_cb`: see `token_source`.
+        """The Kafka connection as librdkafka settings, secrets included, except `oauth_cb`: see `token_source`.
 
-        Raises ConfigurationError for what a process can't be given.
+        Raises ConfigurationError for settings that can't be passed to a process.
         """
         settings = {name: value for name, value in self._kafka_connection.items() if name != "oauth_cb"}
         for name, value in settings.items():
@@ -208,8 +208,8 @@ class OutboxHook(PostgresHook):
         return settings
 
     def token_source(self) -> Callable[[], Token] | None:
-        """What fetches a token for the Kafka connection, which may take a while and raise TokenError; None when the
-        connection has no `oauth_cb`, neither its own nor one that Airflow's provider adds for a cloud's brokers.
+        """A function that fetches a token for the Kafka connection: it may take a while and raise TokenError. None when
+        the connection has no `oauth_cb`, neither its own nor one that Airflow's provider adds for a cloud's brokers.
         """
         callback = self._kafka_connection.get("oauth_cb")
         if callback is None:
@@ -246,7 +246,7 @@ class OutboxHook(PostgresHook):
         return config
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the base class has no annotation
-        """Whether outbox, brokers and the topic of the election are there, and if not, why."""
+        """Whether the outbox, the brokers and the election's topic are there; if not, why."""
         try:
             given = self.harvest_config()
             if (callback := self._kafka_connection.get("oauth_cb")) is not None:
@@ -261,7 +261,7 @@ class OutboxHook(PostgresHook):
 
 
 class _KafkaSettings(KafkaBaseHook):
-    """The Kafka provider's way to build settings, cloud logins included, without the client that it makes of them."""
+    """Builds settings as the Kafka provider does, cloud logins included, without the client that it makes of them."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config

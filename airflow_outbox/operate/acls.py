@@ -1,4 +1,4 @@
-"""What Kafka's ACLs must allow a harvester: no more, and no less."""
+"""The Kafka ACLs that a harvester needs: no more, and no less."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSALS = (BrokerError.TOPIC_AUTHORIZATION_FAILED, BrokerError.GROUP_AUTHORIZA
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """One operation that must be allowed; `purpose` is what fails without it: `harvest`, `init` or `check`."""
+    """One operation that must be allowed; `purpose` says which fails without it: `harvest`, `init` or `check`."""
 
     resource: Resource
     name: str
@@ -33,16 +33,16 @@ class Acl:
     purpose: str
 
     def missing(self, answer: Any) -> bool:
-        """Whether the operation is not allowed by the cluster's description of the resource (or its error)."""
+        """Whether the cluster's description of the resource (or its error) says that the operation is not allowed."""
         if isinstance(answer, BrokerError):
             return answer.code() in _REFUSALS
         allowed = answer.authorized_operations
-        # An old broker does not say, and None does not mean that nothing is allowed.
+        # An old broker answers None, which does not mean that nothing is allowed.
         return allowed is not None and AclOperation[self.operation] not in allowed
 
 
 def needed_acls(config: HarvestConfig, names: KafkaNames, data_topics: Collection[str]) -> list[Acl]:
-    """The whole list. Reading or writing includes describing, and writing any topic idempotent production."""
+    """The whole list. Read and write include describe, and write on any topic includes idempotent production."""
     topics = sorted(data_topics)
     ledger = [
         Acl("topic", names.ledger_topic, "READ", "harvest"),
@@ -66,7 +66,7 @@ def needed_acls(config: HarvestConfig, names: KafkaNames, data_topics: Collectio
 
 
 def principal(config: HarvestConfig) -> str:
-    """Whom the list is for: the configured user name, or else a placeholder."""
+    """The principal that the list is for: the configured user name, or a placeholder."""
     user = config.kafka.get("sasl.username")
     return f"User:{user}" if user else PRINCIPAL
 

@@ -1,24 +1,24 @@
-"""Adopt another history: what an operator does when harvesting has stopped because database and ledger disagree.
+"""Adopt another history: let harvesting go on after it halted because database and ledger disagree.
 
 The harvester refuses to guess (`harvest.protocol.recovery`). To adopt is to accept the differences as they are:
 
-1. the fence row gets a view of its own, and what Postgres alone can tell is shown and accepted by the operator: in a
-   copy that is adopted by mistake, nothing has touched the original's producers by then;
-2. every older producer is fenced, so that nothing moves meanwhile;
-3. all differences are read and, where there are more of them, shown and accepted;
-4. the incarnation is raised, today's history and the ledger's present end are recorded,
-   records with transaction ids of another database get this one's, and the sequence of the ids goes above all that was
-   ever published.
+1. The fence row gets a view of its own. The differences that Postgres alone can tell are shown, and the operator
+   accepts them. If a copy is adopted by mistake, nothing has touched the original's producers by then.
+2. Every older producer is fenced, so that nothing moves meanwhile.
+3. All differences are read. If there are more of them, they are shown and accepted.
+4. The incarnation is raised. Today's history and the ledger's present end are recorded. Records with transaction ids of
+   another database get this one's. The sequence of the ids goes above all that was ever published.
 
 All of it is one database transaction, which holds the fence row to its end.
 
 After that every record in the outbox counts as unpublished: one that was published before, and came back by a restore,
-is published once more. What the ledger says is purged first where nothing is in doubt: neither database nor table were
-exchanged or restored, as after `setval`; or the operator knows that the database has lost nothing (a planned
-switch-over). Then nothing is doubled.
+is published once more. Where nothing is in doubt, the ledger's records are purged first, and nothing is doubled:
 
-A ledger that leaders refuse to read, because it holds something that no release has written, is gone by as far as it
-can be read, and counts as new from its present end on.
+- neither database nor table was exchanged or restored (as after `setval`), or
+- the operator knows that the database has lost nothing (a planned switch-over).
+
+A ledger may hold something that no release has written, so that leaders refuse to read it. Its readable entries are
+used; the rest is skipped. It counts as new from its present end on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from airflow_outbox.sql import statements
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What was accepted, and the incarnation that it led to."""
+    """The accepted differences, and the new incarnation."""
 
     differences: Sequence[str]
     incarnation: int
@@ -56,7 +56,7 @@ class Adoption:
 def adopt(
     config: HarvestConfig, *, reason: str, nothing_lost: bool, accept: Callable[[Sequence[str]], bool]
 ) -> Adoption | None:
-    """Accept another history if `accept` says so of the differences; None when there are none, or it does not.
+    """Adopt the history if `accept` agrees to the differences. Return None when there are none, or it does not agree.
 
     `reason` is recorded. `nothing_lost` is the operator's word that the database holds all that it ever acknowledged.
     Raises ConfigurationError, HistoryError when there is no ledger topic, KafkaError, PostgresError.
@@ -112,7 +112,7 @@ def _adopt(
 
 
 def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
-    """Do in Postgres what an entry says."""
+    """Carry out a ledger entry in Postgres."""
     parked = parked_table(table)
     if entry.parked:
         parked.park(view, reasons(entry.parked), entry.snapshot)
@@ -123,8 +123,8 @@ def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
 
 
 def _record(table: OutboxTable, view: UUID, plan: Adopting, *, reason: str) -> int:
-    """Make the present history the outbox's own; the new incarnation, above the last one that the ledger knows: the
-    database may have been restored to before an earlier adoption.
+    """Make the present history the outbox's own; return the new incarnation. It is above the last one in the ledger:
+    the database may have been restored to before an earlier adoption.
     """
     name, connection = table.name, table.connection
 

@@ -1,8 +1,8 @@
-"""Whether brokers and client are safe for transactions: what `check` can see of it.
+"""Are brokers and client safe for transactions? This is the part that `check` can see.
 
-`docs/concepts/safe-kafka.md` says why each of these matters. The values are the brokers' own settings, which Kafka
-shows to those who may DESCRIBE_CONFIGS on the cluster. A broker does not tell its version to clients; but it tells
-which versions of each request it knows, and librdkafka logs that.
+`docs/concepts/safe-kafka.md` says why each of these matters. The values are the brokers' own settings. Kafka shows them
+to principals with DESCRIBE_CONFIGS on the cluster. A broker does not tell clients its version, but it tells which
+versions of each request it knows, and librdkafka logs that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def examine_transactions(config: HarvestConfig) -> Iterator[Finding]:
 
 
 def examine_client(version: str) -> Iterator[Finding]:
-    """Whether the installed librdkafka is one that the defence against late requests was tested with."""
+    """Whether the defence against late requests was tested with the installed librdkafka."""
     numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
     if numbers > _NEWEST_TESTED:
         newest = ".".join(map(str, _NEWEST_TESTED))
@@ -49,7 +49,7 @@ def examine_client(version: str) -> Iterator[Finding]:
 
 
 def examine_version(newest: int | None) -> Iterator[Finding]:
-    """`newest` is the newest version of AddPartitionsToTxn that every broker knows; None: it is not known."""
+    """Findings for `newest`, the newest version of AddPartitionsToTxn that every broker knows; None: not known."""
     if newest is None:
         yield Finding(Severity.UNCHECKED, "the brokers' version: the client does not tell. Use Kafka 3.6 or newer")
     elif newest < _VERIFYING:
@@ -63,7 +63,7 @@ def examine_version(newest: int | None) -> Iterator[Finding]:
 def examine_settings(
     config: HarvestConfig, broker: int, settings: Mapping[str, Any] | BrokerError
 ) -> Iterator[Finding]:
-    """One broker's settings, or why it does not show them."""
+    """Findings about one broker's settings, or why it does not show them."""
     if isinstance(settings, BrokerError):
         reason = settings.str()
         if settings.code() == BrokerError.CLUSTER_AUTHORIZATION_FAILED:

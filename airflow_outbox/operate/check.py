@@ -1,4 +1,4 @@
-"""What is missing or dangerous about an outbox, in Postgres and in Kafka, said in words that tell what to do."""
+"""Find what is missing or dangerous about an outbox, in Postgres and in Kafka, and say what to do about it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FITTING_TYPES = {
 
 
 def examine(config: HarvestConfig) -> list[Finding]:
-    """Look at the outbox as the configured role sees it. Whatever can't be reached is a finding too."""
+    """Examine the outbox as the configured role sees it. Anything that can't be reached is a finding too."""
     findings: list[Finding] = []
     outbox_id, topics = None, set[str]()
     try:
@@ -68,9 +68,9 @@ def examine(config: HarvestConfig) -> list[Finding]:
 
 
 def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
-    """What Kafka must allow the harvester: for these data topics, and for those that records wait for now.
+    """The ACLs that the harvester needs for these data topics, and for the topics of records that wait now.
 
-    Asks Postgres, and not Kafka. Raises PostgresError.
+    It asks Postgres, not Kafka. Raises PostgresError.
     """
     with closing(connect(config.data_source, purpose="check")) as connection:
         table = OutboxTable(connection, config.name)
@@ -195,7 +195,7 @@ def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[s
     answers["group", names.leader_group_id] = cluster.group(names.leader_group_id)
     for acl in needed_acls(config, names, pending):
         if acl.resource == "transactional-id":
-            continue  # Kafka has no question about it that would not fence a leader
+            continue  # any question to Kafka about it would fence a leader
         if acl.purpose == "harvest" and acl.missing(answers[acl.resource, acl.name]):
             yield Finding(Severity.MISSING, not_allowed(acl.operation, acl.resource, acl.name))
     for topic, answer in sorted(topics.items()):

@@ -1,4 +1,4 @@
-"""One thing that `check` says."""
+"""One finding of `check`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """MISSING: harvesting can't work. DANGEROUS: it works, but a promise may not hold. UNCHECKED: nobody could see."""
+    """MISSING: harvesting can't work. DANGEROUS: it works, but a promise may not hold. UNCHECKED: it can't be seen."""
 
     MISSING = "missing"
     DANGEROUS = "dangerous"

@@ -16,7 +16,7 @@ from airflow_outbox.values.records import OutboxRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """What to generate. `rate` is in records/s, None as fast as it goes; `size` is a value's in characters."""
+    """The load to generate. `rate` is in records/s (None: as fast as possible); `size` is a value's in characters."""
 
     topic: str
     records: int
@@ -28,10 +28,10 @@ class LoadPlan:
 
 
 def pump(config: HarvestConfig, load: LoadPlan, *, report: Callable[[int], None]) -> int:
-    """Stash the load; how many records were committed. `report` is told that number after every transaction.
+    """Stash the load; return how many records were committed. `report` gets that number after every transaction.
 
-    A value begins with the record's number, counted from 0, and a space; `rollbacks` is the share of transactions that
-    are rolled back, whose numbers never arrive. Raises InvalidRecordError, PostgresError.
+    A value begins with the record's number, counted from 0, and a space. `rollbacks` is the share of transactions that
+    are rolled back; their numbers never arrive. Raises InvalidRecordError, PostgresError.
     """
     drawn = random.Random(0)
     begun, sent, committed = time.monotonic(), 0, 0

@@ -1,11 +1,10 @@
-"""Make the outbox of a copied database an outbox of its own, beside the one that it was copied from.
+"""Make the outbox of a copied database an outbox of its own, beside the original.
 
-A copy has the original's outbox id, and with it the names that derive from it: the same ledger, the same group, the
-same transactional ids. Harvested into the same Kafka it would be the original's rival. Here it gets another id, and
-forgets what it knows of a ledger, of a history and of what is published. Nothing is written to Kafka, and no producer
-is fenced.
+A copy has the original's outbox id, and so the names that derive from it: the same ledger, the same group, the same
+transactional ids. Harvested into the same Kafka it would be the original's rival. Here it gets another id, and forgets
+the ledger, the history and what is published. Nothing is written to Kafka, and no producer is fenced.
 
-What is in its outbox, or parked, stays, and counts as unpublished.
+The records in its outbox, parked ones too, stay and count as unpublished.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from airflow_outbox.postgres.table import SHARD, OutboxTable
 from airflow_outbox.sql import statements
 
 _SILENCE = 10.0  # seconds after which the member that the fence row names counts as gone; it tries every 5 s
-# Settings that name in Kafka what would otherwise derive from the outbox's id.
+# Settings for names in Kafka that otherwise derive from the outbox's id.
 _NAMING = ("leader_topic", "leader_group_id", "ledger_topic", "transactional_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What an operator has to know before: the id that the copy has, how many records wait in it or are parked, the
-    brokers that they would go to, and the settings that name something in Kafka instead of the outbox's id.
+    """Facts that an operator needs before accepting: the copy's id, how many records wait or are parked, the brokers
+    they would go to, and the settings that name something in Kafka instead of the outbox's id.
     """
 
     outbox_id: UUID
@@ -48,9 +47,9 @@ class Copied:
 def make_new_outbox(
     config: HarvestConfig, *, reason: str, accept: Callable[[Copied], bool]
 ) -> tuple[UUID, KafkaNames] | None:
-    """Give the outbox an id of its own if `accept` says so; the id and its names in Kafka, or None.
+    """Give the outbox an id of its own if `accept` agrees; return the id and its names in Kafka, or None.
 
-    `reason` is recorded. Raises ConfigurationError while its harvesters run, and where the configuration names the
+    `reason` is recorded. Raises ConfigurationError while its harvesters run, and when the configuration names the
     original's ledger or producer; KafkaError, PostgresError.
     """
     with closing(OutboxTable(connect(config.data_source, purpose="adopt"), config.name)) as table:

@@ -1,7 +1,7 @@
-"""What operators do about parked records: look at them, and ask the leader to retry or to discard them.
+"""An operator's work on parked records: look at them, and ask the leader to retry or to discard them.
 
-Only the leader acts: a request is a mark in the parked table, which it finds within a second. What it means is told in
-`harvest.protocol.parking`.
+Only the leader acts: a request is a mark in the parked table, which it finds within a second.
+`harvest.protocol.parking` says what a request means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEX = "\\x"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which records are meant: those that fit all that is given. `key` is text, or `\\x` and hexadecimal digits."""
+    """The records to act on: those that match everything given. `key` is text, or `\\x` and hexadecimal digits."""
 
     topic: str | None = None
     key: str | None = None
@@ -43,9 +43,9 @@ class Choice:
 class ParkedCounts:
     """How many records are parked.
 
-    `refused` are those that Kafka does not take, by cause, and `waiting` those behind them. Of source transactions,
-    `transactions_refused` have a refused record, and `transactions_held` only touch keys of such; None in an outbox
-    that does not know its transactions.
+    `refused` counts the records that Kafka does not take, by cause; `waiting` the records behind them. For source
+    transactions, `transactions_refused` have a refused record, and `transactions_held` only share keys with such
+    transactions. Both are None in an outbox that does not know its transactions.
     """
 
     refused: Mapping[str, int] = field(default_factory=dict)
@@ -71,19 +71,19 @@ class ParkedRequests:
         self._parts["chosen"] = self._render("chosen")
 
     def ask(self, request: Request, choice: Choice, *, reason: str | None = None) -> int:
-        """Ask the leader to retry or discard records that wait; how many are meant."""
+        """Ask the leader to retry or discard waiting records; return how many are meant."""
         return self._execute("ask", choice, request=request, reason=reason).rowcount
 
     def forget(self, choice: Choice) -> int:
-        """Empty records that were discarded; how many. Who discarded what, when and why stays."""
+        """Empty discarded records; return how many. The note of who discarded them, when and why stays."""
         return self._execute("forget", choice).rowcount
 
     def listed(self, choice: Choice, *, discarded: bool = False, limit: int | None = None) -> list[dict[str, Any]]:
-        """Records that wait, or were discarded, in order, without their contents."""
+        """Waiting or discarded records, in order, without their contents."""
         return self._found("list", choice, discarded=discarded, limit=limit)
 
     def whole(self, choice: Choice, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Parked records whole, those that wait and those that were discarded, in order."""
+        """Whole parked records, both waiting and discarded, in order."""
         return self._found("show", choice, limit=limit)
 
     def counts(self) -> ParkedCounts:
@@ -97,7 +97,7 @@ class ParkedRequests:
         return ParkedCounts(by_cause, waiting, *transactions)
 
     def refused(self, *, topics: int) -> tuple[int, list[str]]:
-        """How many records that wait were refused themselves, and so many of their topics."""
+        """How many waiting records were refused themselves, and up to `topics` of their topics."""
         with translated(self._name):
             row = self._connection.execute(self._render("refused"), {"topics": topics}).fetchone()
         count, names = row or (0, [])
@@ -120,7 +120,7 @@ class ParkedRequests:
 
 
 def key_value(text: str, columns: Mapping[str, Column]) -> str | bytes:
-    """A key as the outbox has it, from what an operator types: in a BYTEA column, `\\x` begins hexadecimal digits.
+    """A key as the outbox has it, from what an operator types. In a BYTEA column, `\\x` begins hexadecimal digits.
 
     Raises ConfigurationError.
     """
@@ -135,7 +135,7 @@ def key_value(text: str, columns: Mapping[str, Column]) -> str | bytes:
 
 
 def shown(value: Any) -> Any:
-    """A value of a record as people can read and type it: bytes as text where they are text, else in hexadecimal."""
+    """A record's value as people can read and type it: bytes as text if they are text, else in hexadecimal."""
     if isinstance(value, list):
         return [shown(each) for each in value]
     if not isinstance(value, bytes):

@@ -1,9 +1,8 @@
 """Replay: stash records of the archive again, so that they are published once more.
 
-They go through the outbox like any others, so all that is promised for a record holds for them. Each carries a header
-with the replay's id. A replay goes by id, in transactions of so many records, and each transaction enters into
-`<outbox>_commits` up to which id it has come. So a replay that was interrupted goes on under the same id, and one that
-is finished does nothing more.
+They go through the outbox like any others, so all promises for records hold. Each carries a header with the replay's
+id. A replay goes by id, in transactions of so many records. Each transaction enters into `<outbox>_commits` the id that
+it has reached. So an interrupted replay goes on under the same id, and a finished one does nothing more.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What to replay: the records that fit all that is given.
+    """The records to replay: those that match everything given.
 
-    `from_id` and `to_id` are the first and the last id, `since` and `until` say when a record was published (purged):
-    from the one to before the other. `to_topic` None is each record's own. `header` is the name of the header that
-    carries `replay_id`; records that have such a header are not replayed again.
+    `from_id` and `to_id` are the first and the last id. `since` and `until` bound when a record was published (purged):
+    from the one to before the other. With `to_topic` None each record goes to its own topic. `header` is the name of
+    the header that carries `replay_id`; records that have such a header are not replayed again.
     """
 
     replay_id: str
@@ -67,7 +66,7 @@ class Replay:
 
     @property
     def digest(self) -> str:
-        """What tells these choices from others."""
+        """A digest that tells these choices from others."""
         return hashlib.sha256(json.dumps(asdict(self), default=str, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -100,15 +99,15 @@ class Replayer:
         self._app_id = self._prefix + replay.digest
 
     def count(self) -> dict[str, int]:
-        """How many records are meant, by topic; those that are stashed already, too."""
+        """How many records are meant, by topic, including those already stashed."""
         with translated(self._name):
             return dict(self._execute("replay_count").fetchall())
 
     def run(self, *, transaction_records: int, report: Callable[[int], None]) -> int:
-        """Stash what is not stashed yet; how many records the replay has stashed in all.
+        """Stash the records that are not stashed yet; return how many the replay has stashed in all.
 
-        `report` is told that number after every transaction. Raises ConfigurationError when a replay of this id was
-        begun with other choices.
+        `report` gets that number after every transaction. Raises ConfigurationError when a replay of this id was begun
+        with other choices.
         """
         newest = self._begin()
         while (stashed := self._stash_next(newest, transaction_records)) is not None:
@@ -116,7 +115,7 @@ class Replayer:
         return self._done()[1]
 
     def _begin(self) -> int:
-        """How far the replay goes: to the newest record that was there when it began."""
+        """Return where the replay ends: at the newest record that was there when it began."""
         bound = f"{self._app_id}/newest"
         with translated(self._name), self._connection.transaction():
             self._lock()
@@ -132,7 +131,7 @@ class Replayer:
             return int(begun[bound])
 
     def _stash_next(self, newest: int, records: int) -> int | None:
-        """One transaction; how many records the replay has stashed by then, None when nothing was left."""
+        """Run one transaction; return how many records the replay has stashed by then, None when nothing was left."""
         with translated(self._name), self._connection.transaction():
             self._lock()
             above, stashed = self._done()
@@ -145,7 +144,7 @@ class Replayer:
             return stashed + count
 
     def _done(self) -> tuple[int, int]:
-        """The id up to which the replay has come, and how many records it has stashed."""
+        """The id that the replay has reached, and how many records it has stashed."""
         row = self._execute("replay_done", app_id=self._app_id).fetchone()
         above, records = row or (None, 0)
         return (-(2**63) if above is None else above, records)
@@ -155,7 +154,7 @@ class Replayer:
         self._connection.execute(query, {"app_id": app_id, "version": version, "records": records})
 
     def _lock(self) -> None:
-        """One process at a time works on a replay."""
+        """Let one process at a time work on a replay."""
         query = render(statements("queries.sql")["lock_name"], self._name)
         self._connection.execute(query, {"name": f"{self._name} {self._prefix}"})
 

@@ -1,4 +1,4 @@
-"""How an outbox is doing, from its fence rows and its backlog; and what operators may ask of its leaders."""
+"""The state of an outbox, from its fence rows and its backlog; and the requests of operators to its leaders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_outbox.tickets.published import query
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """What a shard's leader last told; None where nobody has led. `silent_for` is in seconds, `rate` in records/s."""
+    """A shard as its leader last told; None where nobody has led. `silent_for` is in seconds, `rate` in records/s."""
 
     shard: int
     member: str | None
@@ -38,7 +38,7 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who keeps Postgres from removing dead rows: a session, a prepared transaction or a replication slot.
+    """A session, a prepared transaction or a replication slot that keeps Postgres from removing dead rows.
 
     `age` is in seconds, None for a slot; `pid` is None where no process belongs to it.
     """
@@ -51,12 +51,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """An outbox as a whole: records that wait, and for how many seconds the oldest has been waiting; those that are
-    parked are none of them.
+    """An outbox as a whole: how many records wait, and how many seconds the oldest has waited; parked ones don't count.
 
-    `dead_rows` is about how many purged rows Postgres still keeps, `oldest_holder` who makes it do so for longest
-    (None: nobody that the role may see). `doubt` is why nobody can tell what is published: harvesting is halted, or the
-    database is of another history than the one that was harvested (None: it can be told).
+    `dead_rows` is roughly how many purged rows Postgres still keeps. `oldest_holder` makes it keep them for longest
+    (None: none that the role may see). `doubt` says why nobody can tell what is published: harvesting is halted, or the
+    database has another history than the harvested one (None: no doubt).
     """
 
     outbox: str
@@ -72,7 +71,7 @@ class OutboxStatus:
 
 
 def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxStatus:
-    """Look, and change nothing. It counts the backlog, which takes about a second for ten million records.
+    """Read the status and change nothing. It counts the backlog, about a second for ten million records.
 
     Raises OutboxMissingError, SchemaVersionError, PostgresError.
     """
@@ -101,13 +100,13 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
 
 
 def ask_pause(connection: psycopg.Connection[Any], name: OutboxName, *, paused: bool) -> None:
-    """Ask all leaders, those to come too, to mark nothing more, or to go on. Raises PostgresError."""
+    """Ask all leaders, future ones too, to mark nothing more, or to go on. Raises PostgresError."""
     with translated(name):
         connection.execute(_query("ask_pause", located(connection, name)), {"paused": paused})
 
 
 def ask_handover(connection: psycopg.Connection[Any], name: OutboxName, *, shard: int) -> ShardStatus:
-    """Ask a shard's leader to let another member lead; how the shard was doing.
+    """Ask a shard's leader to let another member lead; return how the shard was doing.
 
     Raises OutboxMissingError, PostgresError.
     """

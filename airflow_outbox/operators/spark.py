@@ -42,27 +42,28 @@ if TYPE_CHECKING:
 class OutboxSparkSubmitOperator(SparkSubmitOperator):
     """Submit a job that writes by `format("outbox")` after `register(spark)`; the result (XCom) is a ticket as text.
 
-    The job is told the outbox, its data source (the Postgres connection) and an id to commit under, which is this
-    task's own: a job that is tried again, or a task that is cleared, commits nothing more and returns the earlier
-    ticket. For a deliberate repeat give another `version`, a whole number. A job that writes streams has
-    `is_stream=True`: its batches commit under the ids of their checkpoints, and the ticket is of a moment after all of
-    them.
+    The operator tells the job the outbox, its data source (the Postgres connection) and an id to commit under. The id
+    is this task's own: a job that is tried again, or a task that is cleared, commits nothing more and returns the
+    earlier ticket. For a deliberate repeat give another `version`, a whole number. A job that writes streams has
+    `is_stream=True`: its batches commit under the ids of their checkpoints, and its ticket is from a moment after all
+    of them.
 
-    The job learns all of it from Spark properties. The data source, which holds the password, is in a pipe that only
-    the task's user can read, once, and that ends with the task; so the driver must run where the task does. For deploy
-    mode `cluster` name a file of your own, one that the driver finds, as the property
-    `spark.airflowOutbox.dataSourceFile`. Executors are given the data source with the code of their tasks: where they
-    are on other machines, let Spark encrypt what it sends (`spark.network.crypto.enabled`). The driver does not inherit
-    Airflow's own environment (`AIRFLOW…`), which may hold connections and keys; `env_vars` names what it is to get.
+    The job reads all of it from Spark properties. The data source, which holds the password, is in a pipe. Only the
+    task's user can read it, once, and it ends with the task; so the driver must run where the task does. For deploy
+    mode `cluster`, name a file of your own that the driver finds, as the property `spark.airflowOutbox.dataSourceFile`.
+    Executors get the data source with the code of their tasks: where they are on other machines, let Spark encrypt what
+    it sends (`spark.network.crypto.enabled`). The driver does not inherit Airflow's own environment (`AIRFLOW…`), which
+    may hold connections and keys; `env_vars` names what it is to get.
 
     Unless the master is local, this package is sent along (`--py-files`), so that driver and executors have the same
-    one; `ship_package=False` leaves it to you. They need psycopg, pyarrow and numpy beside it; Airflow they don't
-    need.
+    one; `ship_package=False` leaves it to you. They also need psycopg, pyarrow and numpy, but not Airflow.
 
-    All else is as in SparkSubmitOperator, but for four things: a connection that is missing is an error, not YARN; a
-    `spark-submit` that is not on PATH is looked for in the pyspark that is installed here; a local master runs the
-    job under the Python that runs Airflow, unless `conf` names another; and a task that is killed ends all processes of
-    its driver, not only the first.
+    All else is as in SparkSubmitOperator, with four exceptions:
+
+    - a missing connection is an error, not YARN;
+    - a `spark-submit` that is not on PATH is looked for in the pyspark that is installed here;
+    - a local master runs the job under the Python that runs Airflow, unless `conf` names another;
+    - a task that is killed ends all processes of its driver, not only the first.
     """
 
     template_fields: Sequence[str] = (
@@ -94,7 +95,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> str:  # type: ignore[override]  # the base class returns nothing
         """Submit the job, wait for its end and return its ticket.
 
-        Raises JobError when the job ended well and has committed nothing under its id.
+        Raises JobError when the job ended well but has committed nothing under its id.
         """
         BaseHook.get_connection(self._conn_id)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
@@ -132,7 +133,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         return ticket
 
     def on_kill(self) -> None:
-        """End the job: the whole driver, which is several processes, and on a cluster what the base class ends."""
+        """End the job: all processes of the driver and, on a cluster, whatever the base class ends."""
         submit = getattr(self._hook, "_submit_sp", None)
         processes = _descendants(submit.pid) if submit is not None else []
         super().on_kill()
@@ -160,7 +161,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
 
 
 def _keep_airflows_environment(hook: SparkSubmitHook) -> None:
-    """Give the driver, and the Python workers that it starts, nothing that is Airflow's, but what `env_vars` names."""
+    """Keep Airflow's environment from the driver and its Python workers, except what `env_vars` names."""
     environment: dict[str, str] = without_airflow()
     build = hook._build_spark_submit_command
 

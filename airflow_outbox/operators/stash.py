@@ -29,14 +29,14 @@ _REQUIRED = ("topic", "key")
 class OutboxStashOperator(BaseOperator):
     """Stash `records` in one transaction, together with what `sql` writes; the result (XCom) is the ticket as text.
 
-    A record is a mapping with `topic`, `key`, `value` (text or bytes; missing or None is a tombstone), and, where
-    wanted, `headers` (a mapping, or a list of pairs) and `partition`; or an OutboxRecord. `sql` is a statement, or
-    several without parameters, without COMMIT; `parameters` are its `%s` or `%(name)s` values. The rows of more than a
-    few thousand records are a job for Spark.
+    A record is an OutboxRecord or a mapping. The mapping has `topic`, `key`, `value` (text or bytes; missing or None is
+    a tombstone) and optionally `headers` (a mapping, or a list of pairs) and `partition`. `sql` is a statement, or
+    several without parameters, without COMMIT; `parameters` are its `%s` or `%(name)s` values. More than a few thousand
+    records are a job for Spark.
 
-    The task commits once: a run of it that is tried again, or cleared, finds its entry in `<outbox>_commits`, writes
-    nothing and returns the ticket that it returned before. For a deliberate repeat give another `version`, a whole
-    number. The role needs what `airflow-outbox grant --job` gives.
+    The task commits once: a run that is tried again, or cleared, finds its entry in `<outbox>_commits`, writes nothing
+    and returns the earlier ticket. For a deliberate repeat give another `version`, a whole number. The role needs what
+    `airflow-outbox grant --job` gives.
 
     Raises InvalidRecordError, which names record and field, before anything is written; PostgresError,
     OutboxMissingError.
@@ -66,7 +66,7 @@ class OutboxStashOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> str:
-        """Stash, or find that it has been done. Returns the ticket as text."""
+        """Stash, unless an earlier try has done it. Returns the ticket as text."""
         records = read_records(self.records)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         name = OutboxName.parse(self.outbox)
@@ -79,7 +79,7 @@ class OutboxStashOperator(BaseOperator):
             if self.sql:
                 _run_sql(connection, self.sql, self.parameters)
             ticket = stash(connection, records, outbox=self.outbox)
-            # Last: if the statement has ended the transaction in spite of all, no entry hides that records are missing.
+            # Last: if the statement ended the transaction after all, no entry hides that records are missing.
             entry = {"app_id": app_id, "version": version, "records": len(records)}
             if connection.execute(_query("commit_once", name), entry).fetchone() is None:
                 raise PostgresError(
@@ -90,7 +90,7 @@ class OutboxStashOperator(BaseOperator):
 
 
 def read_records(given: object) -> list[OutboxRecord]:
-    """Records from what a Dag gives, mappings or OutboxRecords. Raises InvalidRecordError."""
+    """Read the records that a Dag gives, mappings or OutboxRecords. Raises InvalidRecordError."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         kind = type(given).__name__
         problem = f"a list is needed, not {kind}; for a template, set render_template_as_native_obj on the Dag"

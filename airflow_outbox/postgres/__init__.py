@@ -1,1 +1,1 @@
-"""The door to Postgres: connections, the tables of an outbox, and the statements that read and write them."""
+"""Access to Postgres: connections, an outbox's tables, and the statements that read and write them."""

@@ -1,8 +1,8 @@
-"""The archive: where published records are kept for a while, when the configuration says `purge: archive`.
+"""The archive keeps published records for a while, when the configuration says `purge: archive`.
 
-It is a table that is partitioned by the day (UTC) on which a record was purged. The statement that purges moves the
-records into it. Partitions are made days ahead, so that nothing waits for one; where there is none, because nobody who
-may make tables has come by, records go into a default partition. What is kept no longer is dropped by whole days.
+It is a table partitioned by the day (UTC) on which a record was purged. The purging statement moves the records into
+it. Partitions are made days ahead, so that nothing waits for one. Where one is missing, because no role that may make
+tables came by, records go into a default partition. Old records are dropped by whole days.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAY = re.compile(r"_archive_(\d{8})$")
 
 
 class Archive:
-    """The archive of one outbox, over one connection. Methods raise PostgresError."""
+    """One outbox's archive, over one connection. Methods raise PostgresError."""
 
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
         self._connection = connection
@@ -42,9 +42,9 @@ class Archive:
             raise OutboxMissingError(f"there is no {self._name.text('archive')}. Run `airflow-outbox init`")
 
     def make(self) -> list[str]:
-        """Make the archive, unless it is there; what was done, in words. Raises InvalidNameError.
+        """Make the archive, unless it is there. Return what was done, in words. Raises InvalidNameError.
 
-        To be called in a transaction.
+        Call this in a transaction.
         """
         if len(self._name.table.encode()) > _LONGEST_NAME:
             raise InvalidNameError(
@@ -57,14 +57,14 @@ class Archive:
         return [f"made {self._name.text('archive')}"]
 
     def now(self) -> datetime:
-        """The time on the server's clock, by which records are archived: others' clocks may be wrong."""
+        """Return the server's time, by which records are archived: other clocks may be wrong."""
         return cast("datetime", self._value("now"))
 
     def tend(self, *, now: datetime, retention: float) -> list[str]:
-        """Make the partitions of today and the days ahead, and drop what is older than `retention` (seconds); what was
-        done, in words.
+        """Make the partitions of today and the days ahead, and drop those older than `retention` (seconds). Return what
+        was done, in words.
 
-        A role that may not do that leaves it, and only deletes what is old in the default partition.
+        A role that may not do that only deletes old records from the default partition.
         """
         done: list[str] = []
         oldest = now - timedelta(seconds=retention)
@@ -83,14 +83,14 @@ class Archive:
         return done
 
     def days(self) -> set[date]:
-        """The days that have a partition."""
+        """Return the days that have a partition."""
         with translated(self._name):
             names = self._execute("partitions", archive=self._name.text("archive")).fetchall()
         found = (_DAY.search(name) for (name,) in names)
         return {datetime.strptime(match[1], "%Y%m%d").date() for match in found if match}
 
     def default_records(self) -> int:
-        """How many records stand in the default partition, counted up to 1,000."""
+        """Return how many records are in the default partition, counted up to 1,000."""
         with translated(self._name):
             return int(cast("tuple[int]", self._execute("default_records").fetchone())[0])
 
@@ -110,7 +110,7 @@ class Archive:
                 self._execute("drop_partition", {"partition": self._partition(day)})
 
     def _wait_briefly(self) -> None:
-        """Change partitions one process at a time; and rather not at all than let purging wait for long."""
+        """Change partitions one process at a time, and give up rather than let purging wait for long."""
         self._connection.execute(
             render(statements("queries.sql")["lock_name"], self._name), {"name": self._name.text()}
         )

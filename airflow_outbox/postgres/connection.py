@@ -28,13 +28,12 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
-# While a connection is made libpq keeps the SQLSTATE to itself. A server that speaks another language than English is
-# taken for one that can't be reached.
+# libpq does not tell the SQLSTATE of a failed connection. A server that does not speak English seems unreachable.
 _REFUSED = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects|not permitted to log in"
     r'|(role|database) ".*" does not exist'
 )
-# With a password that is not percent-encoded, libpq would take a part of it for the host, and name that.
+# libpq would take a part of a password that is not percent-encoded for the host, and name that.
 _URI = re.compile(
     r"postgres(?:ql)?://(?:[^@/?#\s]*@)?(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?(?:,(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?)*"
     r"(?:/[^@/?#]*)?(?:\?[^#]*)?"
@@ -49,8 +48,10 @@ KEEP_ALIVE = {
 
 
 class OutboxConnection(psycopg.Connection[Any]):
-    """A connection for the outbox's own statements. It looks for functions, operators and types in `pg_catalog` alone,
-    so that nobody else's can take their place; `schemas` is where it looks for an outbox whose schema is not named.
+    """A connection for the outbox's own statements.
+
+    It looks for functions, operators and types in `pg_catalog` alone, so that nobody else's can replace them. In
+    `schemas` it looks for an outbox whose schema is not named.
     """
 
     schemas: tuple[str, ...] = ()
@@ -69,7 +70,7 @@ class Column:
 
 
 class _Moment(TimestamptzLoader):
-    """A time; infinity, and a year that Python does not know, as Postgres writes it."""
+    """A time. Infinity, and a year that Python does not know, stay as Postgres writes them."""
 
     def load(self, data: Buffer) -> Any:
         try:
@@ -79,7 +80,7 @@ class _Moment(TimestamptzLoader):
 
 
 class _UncheckedText(Loader):
-    """A text of a database that checks no encoding; what is no UTF-8, as the bytes that are there."""
+    """A text of a database that checks no encoding. Invalid UTF-8 stays bytes."""
 
     def load(self, data: Buffer) -> str | bytes:
         try:
@@ -97,7 +98,7 @@ def _checks_no_encoding(connection: psycopg.Connection[Any]) -> bool:
 
 
 def load_all_values(connection: psycopg.Connection[Any]) -> None:
-    """Let this connection read whatever a row can hold."""
+    """Let this connection read every value that a row can hold."""
     connection.adapters.register_loader("timestamptz", _Moment)
     if _checks_no_encoding(connection):
         for kind in ("text", "varchar", "bpchar", "name"):
@@ -106,7 +107,7 @@ def load_all_values(connection: psycopg.Connection[Any]) -> None:
 
 
 def storable(connection: psycopg.Connection[Any], text: str) -> str:
-    """A text of our own as the database can store it: escaped, but for ASCII, where it can't hold all of Unicode."""
+    """Return our own text as the database can store it. If it can't hold all of Unicode, all non-ASCII is escaped."""
     text = text.replace("\0", "\\0")
     if connection.info.parameter_status("server_encoding") == "UTF8":
         return text.encode(errors="backslashreplace").decode()
@@ -114,7 +115,7 @@ def storable(connection: psycopg.Connection[Any], text: str) -> str:
 
 
 def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
-    """A statement of the project with the names of one outbox's tables, and `parts`, filled in."""
+    """Return a statement of the project with one outbox's table names, and `parts`, filled in."""
     beside = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
     tables = {"outbox": name.beside("")} | {suffix: name.beside(suffix) for suffix in beside}
     texts = {f"{suffix or 'outbox'}_text": sql.Literal(name.text(suffix)) for suffix in ("", *beside)}
@@ -122,7 +123,7 @@ def render(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Com
 
 
 def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
-    """The parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""
+    """Return the parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""
     parts = {"key_type": "kafka_key", "value_type": "kafka_value", "header_type": "kafka_header_values"}
     return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
 
@@ -132,11 +133,11 @@ def connect(
 ) -> psycopg.Connection[Any]:
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
-    Each statement is a transaction of its own and is acknowledged only when it is on disk, and on that of the
-    synchronous standbys unless `waits_for_standbys` is off, whatever the role's settings say. `data_source` is a libpq
-    connection string or URI; what it sets wins over the keep-alive settings here.
+    Each statement is its own transaction, whatever the role's settings say. It is acknowledged only when it is on disk,
+    also on that of the synchronous standbys unless `waits_for_standbys` is off. `data_source` is a libpq connection
+    string or URI. Its settings win over the keep-alive settings here.
 
-    `is_pooled` is for a connection that a transaction pooler may stand behind: nothing is set or prepared for longer
+    `is_pooled` is for a connection that a transaction pooler may stand behind. Nothing is set or prepared for longer
     than a transaction, so each one sets what it needs.
     """
     given = parsed(data_source)
@@ -175,8 +176,9 @@ def connect(
 
 
 def _pools_transactions(connection: psycopg.Connection[Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a pooler gives two clients that are connected at the same time the same session. To be asked before
-    anything is set. A pooler that other clients keep busy may not show it.
+    """Whether a pooler gives two clients that are connected at the same time the same session.
+
+    Ask before anything is set. A pooler that other clients keep busy may not show it.
     """
     query = cast("Any", statements("queries.sql")["backend_pid"])
     row = connection.execute(query).fetchone()
@@ -187,7 +189,7 @@ def _pools_transactions(connection: psycopg.Connection[Any], settings: Mapping[s
 
 
 def parsed(data_source: str) -> dict[str, Any]:
-    """The parameters of a libpq connection string or URI. Raises DataSourceError, which quotes nothing of it."""
+    """Return the parameters of a libpq connection string or URI. Raises DataSourceError, which quotes nothing of it."""
     is_uri = data_source.startswith(("postgresql://", "postgres://"))
     try:
         if is_uri and not _URI.fullmatch(data_source):
@@ -202,9 +204,9 @@ def _reason(error: psycopg.Error) -> str:
 
 
 def located(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxName:
-    """The name with its schema: the first one of the connection's that has such a table, or else that would get it.
+    """Return the name with its schema: the connection's first one that has such a table, or else its first one.
 
-    On a connection that is not the outbox's own, names are left to the search path. Raises PostgresError.
+    A connection that is not the outbox's own leaves names to the search path. Raises PostgresError.
     """
     if not isinstance(connection, OutboxConnection) or name.schema or name.found_in or not connection.schemas:
         return name
@@ -216,7 +218,7 @@ def located(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxName
 
 @contextmanager
 def translated(name: OutboxName) -> Iterator[None]:
-    """Raise this project's errors, which say what to do, for psycopg's."""
+    """Raise this project's errors, which say what to do, in place of psycopg's."""
     try:
         yield
     except OutboxError:
@@ -244,13 +246,13 @@ def translated(name: OutboxName) -> Iterator[None]:
 
 @contextmanager
 def replicated(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raise PostgresError when a commit's wait for the synchronous standbys is cancelled: it is then not durable, and
-    Postgres says so by a mere warning.
+    """Raise PostgresError when a commit's wait for the synchronous standbys is cancelled. The commit is then not
+    durable, and Postgres only warns.
     """
     warnings: list[str] = []
 
     def hear(warning: psycopg.errors.Diagnostic) -> None:
-        if warning.source_function == "SyncRepWaitForLSN":  # in no language, other than the message
+        if warning.source_function == "SyncRepWaitForLSN":  # not translated, unlike the message
             warnings.append(" ".join((warning.message_primary or "").split()))
 
     connection.add_notice_handler(hear)
@@ -266,14 +268,14 @@ def replicated(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def is_gone(error: psycopg.Error) -> bool:
-    """Whether the error means that the server, or the way to it, is gone, and not that it refused a statement."""
+    """Whether the server, or the way to it, is gone. Otherwise it refused a statement."""
     return isinstance(error, psycopg.InterfaceError) or (
         isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_GONE)
     )
 
 
 def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:
-    """The columns of an outbox by name; empty when there is no such table."""
+    """Return the columns of an outbox by name; empty when there is no such table."""
     with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(cast("Any", statements("queries.sql")["columns"]), {"table": name.text()})
         return {column: Column(kind, max_length) for column, kind, max_length in cursor}

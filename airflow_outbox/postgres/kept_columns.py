@@ -1,4 +1,4 @@
-"""What is kept of a record that leaves the outbox for the parked table or the archive."""
+"""The columns that the parked table and the archive keep of a record that leaves the outbox."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _KEPT = (
 
 
 def kept_columns(columns: Collection[str]) -> sql.Composed:
-    """The columns that are kept, of those that the outbox has."""
+    """Return the kept columns that the outbox has."""
     return sql.SQL(", ").join(sql.Identifier(column) for column in _KEPT if column in columns)
 
 
 def archived(name: OutboxName, columns: Collection[str]) -> sql.Composed:
-    """The part of a statement that archives what it deletes."""
+    """Return the part of a statement that archives what it deletes."""
     text = sql.SQL(cast("Any", statements("archive.sql")["archived"]))
     return text.format(archive=name.beside("archive"), columns=kept_columns(columns))

@@ -1,4 +1,4 @@
-"""The guard against rows that are loaded with transaction ids of their own: a trigger, see `sql/loaded_rows.sql`."""
+"""The guard against rows loaded with their own transaction ids: a trigger, see `sql/loaded_rows.sql`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_outbox.sql import statements
 
 
 def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
-    """Make the trigger that gives loaded rows the id of the transaction that loads them, unless it is there and on.
+    """Make the trigger that gives loaded rows the id of the loading transaction, unless it is there and on.
 
-    Returns, in words, what was done. Raises PostgresError.
+    Returns what was done, in words. Raises PostgresError.
     """
     if is_guarded(connection, name):
         return []

@@ -19,17 +19,17 @@ _MAX_IDENTIFIER_BYTES = 63
 
 
 def is_kafkas_own(topic: str) -> bool:
-    """Whether Kafka keeps its own state in a topic, as in `__consumer_offsets`, and clients can't write to it."""
+    """Whether Kafka keeps its own state in a topic, as in `__consumer_offsets`, so that clients can't write to it."""
     return topic.startswith("__")
 
 
 def _fold(part: str) -> str:
-    """An identifier as Postgres would store it: quoted as written, otherwise in lower case."""
+    """Return an identifier as Postgres stores it: quoted as written, otherwise in lower case."""
     return part[1:-1].replace('""', '"') if part.startswith('"') else part.lower()
 
 
 def identifier(*parts: str) -> sql.Composable:
-    """A quoted name for a statement: in one line, and without `%`, which psycopg takes for a placeholder's."""
+    """Return a quoted name for a statement: in one line, and without `%`, which psycopg takes for a placeholder's."""
     if not any(character == "%" or not character.isprintable() for part in parts for character in part):
         return sql.Identifier(*parts)
     return sql.SQL(".").join(sql.SQL(cast("Any", _escaped(part))) for part in parts)
@@ -44,7 +44,7 @@ def _escaped(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OutboxName:
-    """The outbox's table; the tables beside it are named after it. `schema` None leaves it to the search path.
+    """The outbox's table, which also names the tables beside it. `schema` None leaves it to the search path.
 
     `found_in` is the schema in which a name without one was found (None: nobody has looked).
     """
@@ -74,19 +74,19 @@ class OutboxName:
         return name
 
     def beside(self, suffix: str) -> sql.Composable:
-        """The quoted name of a table of this outbox: `""` for itself, `"leader"` for `<outbox>_leader`."""
+        """Return the quoted name of an outbox's table: `""` for itself, `"leader"` for `<outbox>_leader`."""
         return identifier(*self._parts(suffix))
 
     def sibling(self, suffix: str) -> Self:
-        """The table `<outbox>_<suffix>`, by a name of its own."""
+        """Return the table `<outbox>_<suffix>` as a name of its own."""
         return replace(self, table=f"{self.table}_{suffix}")
 
     def located(self, schema: str) -> Self:
-        """The same name, in this schema unless it says another. It still shows as it was written."""
+        """Return the same name, in this schema unless it names another. It still shows as it was written."""
         return replace(self, found_in=schema)
 
     def staging_schema(self, schema: str) -> str:
-        """The schema in which jobs stage what they write into this outbox, which is in `schema`."""
+        """Return the schema in which jobs stage what they write into this outbox. The outbox is in `schema`."""
         whole = f"{schema}_{self.table}{_STAGING}"
         if len(whole.encode()) <= _MAX_IDENTIFIER_BYTES:
             return whole
@@ -95,7 +95,7 @@ class OutboxName:
         return f"{whole.encode()[:room].decode(errors='ignore')}_{digest}{_STAGING}"
 
     def text(self, suffix: str = "") -> str:
-        """The same as text, as to_regclass() takes it."""
+        """Return the same as text, for to_regclass()."""
         return sql.Identifier(*self._parts(suffix)).as_string(None)
 
     def _parts(self, suffix: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Parked records in Postgres: what the leader does with them, and what operators ask of it.
+"""Parked records in Postgres: the leader's statements about them, and what operators ask of it.
 
-A leader moves records here and publishes from here; operators look, and leave requests, which only the leader carries
-out. What it means is told in `harvest.protocol.parking`.
+A leader moves records here and publishes from here. Operators look, and leave requests, which only the leader carries
+out. `harvest.protocol.parking` explains parking.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a record waits (without a cause: behind another), and after how many seconds to try it (None: when asked)."""
+    """Why a record waits (no cause: behind another), and after how many seconds to try it (None: when asked)."""
 
     cause: str | None
     reason: str | None
@@ -39,8 +39,8 @@ class Why:
 class ParkedTable:
     """The leader's statements, over one connection. Methods raise PostgresError, and those with a view FencedError.
 
-    `topic_causes` are the causes that park a topic as such, `passing_causes` those that can pass; `archives` tells
-    whether what was published is archived. `most_bytes` is as for OutboxTable.
+    `topic_causes` are the causes that park a whole topic, `passing_causes` those that can pass. `archives` tells
+    whether published records are archived. `most_bytes` is as for OutboxTable.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class ParkedTable:
         self._most_bytes = most_bytes
 
     def lanes(self) -> tuple[dict[Lane, int], set[str]]:
-        """How many records wait in each parked lane, and the topics that are parked as such."""
+        """Return how many records wait in each parked lane, and the topics that are parked whole."""
         with translated(self._name):
             lanes = {(topic, key): count for topic, key, count in self._execute("lanes")}
             return lanes, {topic for (topic,) in self._execute("topics")}
 
     def park(self, view: UUID, records: Mapping[int, Why], snapshot: Snapshot | None) -> None:
-        """Move records of the outbox here, by id, as far as the snapshot sees their transactions, or (without one) as
-        they carry this view's mark.
+        """Move records of the outbox here, by id: those whose transactions the snapshot sees, or (without one) those
+        that carry this view's mark.
         """
         mine = self._render("marked" if snapshot is None else "visible")
         seen = None if snapshot is None else str(snapshot)
@@ -85,7 +85,7 @@ class ParkedTable:
             self._fenced_unless("park", {"mine": mine}, view=view, snapshot=seen, **self._columns_of(slice_))
 
     def due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> list[OutboxRow]:
-        """Records to publish now, in order, each with its number in place of an id."""
+        """Return the records to publish now, in order, each with its number in place of an id."""
         measured = render(statements("queries.sql")["measured"], self._name)
         query = self._render("due", **self._parts, measured=measured)
         values: dict[str, Any] = {"causes": self._causes, "of_all_lanes": of_all_lanes, "most_bytes": self._most_bytes}
@@ -95,13 +95,16 @@ class ParkedTable:
             return cast("list[OutboxRow]", cursor.fetchall())
 
     def in_part(self) -> set[int]:
-        """The transactions of which a part is here and the rest in the outbox."""
+        """Return the transactions with a part here and the rest in the outbox."""
         with translated(self._name):
             return {transaction_id for (transaction_id,) in self._execute("in_part")}
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
-        """How many records of each of these transactions wait, or are still in the outbox, and the last parked one's
-        number; of those only that may be tried, for nothing in them waits until somebody asks, or somebody has.
+        """Return how many records of each transaction wait, or are still in the outbox, and the last parked one's
+        number.
+
+        Only retryable transactions count: none of their records waits for a manual retry, or somebody has asked for
+        one.
         """
         ids = [str(number) for number in transaction_ids]
         with translated(self._name):
@@ -109,11 +112,11 @@ class ParkedTable:
             return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete records that were published, by number, or archive them."""
+        """Delete published records, by number, or archive them."""
         self._fenced_unless("unpark", view=view, numbers=list(numbers), batch=None)
 
     def note_refusals(self, view: UUID, refusals: Mapping[int, Why], others: Collection[int]) -> None:
-        """Records were refused again, by number; they are tried again after longer and longer delays. `others` were
+        """Note records that were refused again, by number. Their retries are delayed longer and longer. `others` were
         tried with them, and wait for them.
         """
         passing = [*self._causes, *self._passing]
@@ -121,12 +124,12 @@ class ParkedTable:
         self._fenced_unless("note_refusals", view=view, **values, **self._columns_of(refusals))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
-        """Discard what operators have asked to discard; the lanes, once for each record."""
+        """Discard what operators asked to discard. Return the lanes, once for each record."""
         with translated(self._name):
             return [(topic, key) for topic, key in self._execute("discard_requested", view=view)]
 
     def release(self, view: UUID, *, max_records: int) -> bool:
-        """What was not refused itself, and waits for nothing any more, is due. Whether there may be more of it."""
+        """Make due the records that were not refused and wait for nothing any more. Return whether more may follow."""
         return int(self._fenced_unless("release", view=view, max_records=max_records)[1]) >= max_records
 
     def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:

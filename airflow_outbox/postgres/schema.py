@@ -1,7 +1,7 @@
 """Make and migrate the tables of an outbox, and grant its roles.
 
 Schema version 0 is goharvest's bare table: an outbox without a `<outbox>_leader`. `schema.sql` makes version
-SCHEMA_VERSION whole; each migration leads from one version to the next, in the same transaction as the others.
+SCHEMA_VERSION whole. Each migration leads from one version to the next, all in one transaction.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def init_outbox(
     transaction_id: bool = False,
     archive_retention: float | None = None,
 ) -> list[str]:
-    """Make the outbox's tables, or bring them to this release's schema version; what is there stays as it is.
+    """Make the outbox's tables, or migrate them to this release's schema version, keeping what is there.
 
     The types (`varchar(n)`, `text` or `bytea`) are those of a new table's key, value and header values.
-    `transaction_id` adds that column to a table without it, such as goharvest's: `cost_of_transaction_id` tells what
-    that means. With an `archive_retention` (seconds) it makes the archive, too, and partitions for the days ahead, and
-    drops those that are older. Returns, in words, what was done: nothing when all was there. Raises ConfigurationError,
-    SchemaVersionError, PostgresError.
+    `transaction_id` adds that column to a table without it, such as goharvest's (`cost_of_transaction_id` tells the
+    cost). An `archive_retention` (seconds) makes the archive, and partitions for the days ahead, and drops older ones.
+    Returns what was done, in words: nothing when all was there. Raises ConfigurationError, SchemaVersionError,
+    PostgresError.
     """
     name = located(connection, name)
     types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
@@ -90,7 +90,7 @@ def init_outbox(
 
 
 def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName) -> str | None:
-    """What it costs to add the column transaction_id, in words; None where it is there. Raises PostgresError."""
+    """Return what adding the column transaction_id costs, in words; None where it is there. Raises PostgresError."""
     name = located(connection, name)
     with translated(name):
         if "transaction_id" in read_columns(connection, name):
@@ -100,8 +100,9 @@ def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName
 
 
 def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role: Role, grantee: str) -> list[str]:
-    """The statements that let `grantee` do what `role` does: stash, harvest, look, operate (look, and ask the leader
-    for things), or job (stash, and commit once under an id).
+    """Return the statements that let `grantee` do what `role` does.
+
+    `operate` may look, and ask the leader for things. `job` may stash, and commit once under an id.
     """
     table = OutboxTable(connection, name)
     name, columns = table.name, table.columns
@@ -143,8 +144,10 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
 
 
 def _staging(connection: psycopg.Connection[Any], name: OutboxName) -> tuple[str, str | None, str, bool]:
-    """The schema in which jobs stage, who owns it (None: it is not there) and the outbox, and whether the connected
-    role may make it. Raises ConfigurationError when it is somebody else's, who could then read what jobs stage.
+    """Return the schema in which jobs stage, its owner (None: it is not there), the outbox's owner, and whether the
+    connected role may make it.
+
+    Raises ConfigurationError when it is somebody else's, who could then read what jobs stage.
     """
     with translated(name):
         schema, _ = _execute(connection, "where_it_is", name, values={"table": name.text()}).fetchone() or ("", None)
@@ -192,7 +195,7 @@ def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int
 
 
 def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
-    """The schema version of an outbox that is there."""
+    """Return the schema version of an existing outbox."""
     if not read_columns(connection, name.sibling("leader")):
         return 0
     row = _fetch(connection, "identity", name)

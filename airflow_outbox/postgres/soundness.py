@@ -1,4 +1,4 @@
-"""Whether an outbox's tables are what they are taken for: the owner's, whole, durable, and without somebody's triggers.
+"""Whether an outbox's tables are sound: the owner's, whole, durable, and without somebody else's triggers.
 
 A role that may make tables could make `outbox_archive` before the owner does, and get all that is published.
 """
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 def problems(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
-    """Everything that is wrong, a sentence without its end each. A table that is not there is not wrong here.
+    """Return everything that is wrong, each as a sentence without its end. A missing table is not wrong here.
 
     Raises PostgresError.
     """
@@ -43,7 +43,7 @@ def problems(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]
 
 
 def require_sound(connection: psycopg.Connection[Any], name: OutboxName) -> None:
-    """Raise ConfigurationError, which names the first problem, unless all is as it must be."""
+    """Raise ConfigurationError, which names the first problem, unless all is sound."""
     if found := problems(connection, name):
         raise ConfigurationError(
             f"{name}: {found[0]}. Harvesting from it is not safe. Correct that as the table's owner, or drop the table"

@@ -1,7 +1,7 @@
-"""OutboxTable: the one door to Postgres for a running outbox.
+"""OutboxTable: a running outbox's only access to Postgres.
 
-It knows the statements (sql/queries.sql) and turns what Postgres answers into this project's values and errors. One
-OutboxTable speaks over one connection and is used by one thread at a time.
+It runs the statements of sql/queries.sql and turns Postgres' answers into this project's values and errors. One
+OutboxTable uses one connection, and one thread at a time uses it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from airflow_outbox.values.records import MarkedRecord, Snapshot
 
 SCHEMA_VERSION = 6
 SHARD = 0
-_MOST_OTHERS = 32  # each row of the range is held against every one of them
+_MOST_OTHERS = 32  # each row of the range is compared with every one of them
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an outbox says of itself: its id, and the incarnation its database is in."""
+    """An outbox's id, and the incarnation its database is in."""
 
     outbox_id: UUID
     incarnation: int
 
 
 class OutboxTable:
-    """The statements of one outbox over one connection; `archives` tells whether what is purged is archived.
+    """One outbox's statements over one connection. `archives` tells whether purged records are archived.
 
     Every method raises PostgresError when Postgres refuses or is gone.
     """
@@ -60,9 +60,7 @@ class OutboxTable:
         archives: bool = False,
         most_bytes: int = ANY_BYTES,
     ) -> None:
-        """`most_bytes` is how large a record may be that Kafka's client takes: of larger ones neither value nor headers
-        are read.
-        """
+        """`most_bytes` is the largest record that Kafka's client takes. Larger ones come without value and headers."""
         self.connection = connection
         self.name = located(connection, name)
         self.archives = archives
@@ -71,7 +69,7 @@ class OutboxTable:
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
-        """The outbox's columns by name. Raises OutboxMissingError."""
+        """Return the outbox's columns by name. Raises OutboxMissingError."""
         columns = read_columns(self.connection, self.name)
         if not columns:
             raise OutboxMissingError(
@@ -80,7 +78,7 @@ class OutboxTable:
         return columns
 
     def identity(self) -> Identity:
-        """Who this outbox is. Raises OutboxMissingError, SchemaVersionError."""
+        """Return the outbox's id and incarnation. Raises OutboxMissingError, SchemaVersionError."""
         row = self._row("identity")
         if row is None:
             raise OutboxMissingError(f"{self.name.text('leader')} is empty. Run `airflow-outbox init`")
@@ -93,11 +91,11 @@ class OutboxTable:
         return Identity(outbox_id, incarnation)
 
     def require_sound(self) -> None:
-        """Raise ConfigurationError unless the tables are what they are taken for."""
+        """Raise ConfigurationError unless the tables are sound."""
         require_sound(self.connection, self.name)
 
     def backend(self) -> dict[str, Any]:
-        """This connection's backend, as take_over() wants it."""
+        """Return this connection's backend, as take_over() wants it."""
         row = self._row("backend")
         return cast("dict[str, Any]", row[0] if row else {})
 
@@ -110,11 +108,11 @@ class OutboxTable:
         after: Collection[UUID] = (),
         outbox_id: UUID | None = None,
     ) -> Fence:
-        """Write a new view into the fence row; where an old view's statement holds the row, end its backends.
+        """Write a new view into the fence row. If an old view's statement holds the row, end its backends.
 
-        `member` is what operators know this member by. `after`, unless it is empty, are the only views to be followed,
-        `outbox_id`, unless it is None, the only outbox to be led. Raises FencedError where the fence names none of
-        those views, TakeOverError when the row stays locked all the same, by a session that is no leader's.
+        Operators know this member by `member`. `after`, unless empty, holds the only views to follow. `outbox_id`,
+        unless None, is the only outbox to lead. Raises FencedError where the fence names none of those views. Raises
+        TakeOverError when the row stays locked all the same, by a session that is no leader's.
         """
         values = {"view": view, "backends": json.dumps(list(backends)), "member": member, "after": list(after)}
         values["outbox_id"] = outbox_id
@@ -153,7 +151,7 @@ class OutboxTable:
             )
 
     def fence(self, view: UUID) -> Fence:
-        """The fence row, and what the database says of itself now. Raises FencedError."""
+        """Return the fence row, and what the database says of itself now. Raises FencedError."""
         newest = self._render("newest_transaction_id") if "transaction_id" in self.columns else sql.SQL("0")
         row = self._row("fence", {"newest_transaction_id": newest}, view=view, outbox=self.name.text())
         if row is None:
@@ -187,8 +185,8 @@ class OutboxTable:
         transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
     ) -> None:
-        """Record how the term harvests, which ledger it goes by, and, unless they are as before, what its producer is
-        known by and how far everything is out. Raises FencedError.
+        """Record how the term harvests, and which ledger it goes by. Also record its producers' ids and how far
+        everything is published, unless they are as before. Raises FencedError.
         """
         values = {
             "delivery": delivery,
@@ -204,8 +202,10 @@ class OutboxTable:
             self.connection.execute(self._render("prefer_indexes"))
 
     def first_reading(self, watermark: Snapshot | None, *, seconds: float) -> PageSnapshot:
-        """Where a term begins to read: at the first record of the whole table. But when it is not found within so many
-        seconds, since dead rows are before it, after the `watermark`: no record is of a transaction that it sees.
+        """Return where a term begins to read: at the first record of the whole table.
+
+        Dead rows before that record may hide it for so many seconds. Then it begins after the `watermark`: no record is
+        from a transaction that the watermark sees.
         """
         try:
             with translated(self.name), self.connection.transaction():
@@ -219,7 +219,7 @@ class OutboxTable:
         return PageSnapshot()
 
     def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
-        """The next page of a window: at most `max_bytes` of key and value, or one record."""
+        """Return the next page of a window: at most `max_bytes` of key and value, or one record."""
         values = {
             "after": None if reading.after is None else str(reading.after),
             "within": None if reading.within is None else str(reading.within),
@@ -251,15 +251,15 @@ class OutboxTable:
         )
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
-        """How many records each of these transactions has in the outbox, and the last one's id."""
+        """Return how many records each of these transactions has in the outbox, and the last one's id."""
         query = self._render("lengths")
         with translated(self.name):
             rows = self.connection.execute(query, {"transaction_ids": [str(number) for number in transaction_ids]})
             return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
 
     def flush(self, position: int) -> int:
-        """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for; how far it
-        is.
+        """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for. Return how
+        far it is durable.
         """
         flushed = self._number("flushed", durable=self._render("durable"))
         return flushed if flushed >= position else self._number("flush")
@@ -273,8 +273,9 @@ class OutboxTable:
         watermark: Snapshot | None = None,
         batch: int | None = None,
     ) -> int:
-        """Delete, or archive, published records that the snapshot sees, and announce the watermark, unless it is None;
-        how far Postgres' log is on disk. `batch` is their number in the ledger. Raises FencedError.
+        """Delete, or archive, published records that the snapshot sees, and announce the watermark, unless it is None.
+
+        Returns how far Postgres' log is on disk. `batch` is the records' number in the ledger. Raises FencedError.
         """
         announced = None if watermark is None else str(watermark)
         values = {"snapshot": str(snapshot), "watermark": announced, "batch": batch}
@@ -287,8 +288,8 @@ class OutboxTable:
         return int(cast("tuple[Any, ...]", row)[1])
 
     def mark(self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False) -> list[MarkedRecord]:
-        """Claim and return the next records by id, on request only those that another view has marked; none when
-        nothing is due. Raises FencedError.
+        """Claim and return the next records by id; none when nothing is due. `only_marked` limits them to those that
+        another view has marked. Raises FencedError.
         """
         bounds = {"max_records": max_records, "max_bytes": max_bytes, "only_marked": only_marked}
         bounds["most_bytes"] = self.most_bytes
@@ -304,7 +305,7 @@ class OutboxTable:
         return records
 
     def require_fence(self, view: UUID) -> None:
-        """Raise FencedError unless the fence is this view's."""
+        """Raise FencedError unless the fence names this view."""
         self._fenced_unless(self._row("holds_fence", view=view))
 
     def purge(self, view: UUID, ids: Sequence[int]) -> None:
@@ -312,7 +313,7 @@ class OutboxTable:
         self._fenced_unless(self._row("purge", self._purging, view=view, ids=list(ids), batch=None))
 
     def reset(self, view: UUID, ids: Sequence[int]) -> None:
-        """Take this view's mark from records that were not published. Raises FencedError."""
+        """Remove this view's mark from records that were not published. Raises FencedError."""
         self._fenced_unless(self._row("reset", view=view, ids=list(ids)))
 
     def heartbeat(
@@ -325,8 +326,8 @@ class OutboxTable:
         witness: LedgerPosition | None = None,
         flushed: Flushed | None = None,
     ) -> Pulse:
-        """Tell the fence row that the view is alive, has published that many more records, what it has witnessed, and
-        how far everything is out, and announce that; `rate` is in records/s. Raises FencedError.
+        """Tell the fence row that the view is alive, how many more records it has published, what it has witnessed, and
+        how far everything is published, and announce that. `rate` is in records/s. Raises FencedError.
         """
         seen = {"batch": None, "offset": None, "highest_id": None} | (asdict(witness) if witness else {})
         seen |= _account(flushed)
@@ -344,13 +345,13 @@ class OutboxTable:
             self.connection.execute(self._render("halt"), {"view": view, "shard": SHARD, "reason": reason})
 
     def note_error(self, view: UUID, error: str) -> None:
-        """Leave the reason for a failure in the fence row, for `check` and for people."""
+        """Record the reason for a failure in the fence row, for `check` and for people."""
         with translated(self.name):
             error = storable(self.connection, error)
             self.connection.execute(self._render("note_error"), {"view": view, "shard": SHARD, "error": error})
 
     def holds_marks(self) -> bool:
-        """Whether any record carries a mark. All records are looked at, if need be."""
+        """Whether any record carries a mark. Looks at all records, if need be."""
         return bool(cast("tuple[bool]", self._row("holds_marks"))[0])
 
     def is_empty(self) -> bool:
@@ -365,7 +366,7 @@ class OutboxTable:
 
     @cached_property
     def _purging(self) -> Mapping[str, sql.Composable]:
-        """The parts of a purging statement: what becomes of what it deletes."""
+        """The parts of a purging statement that decide what becomes of the deleted rows."""
         if not self.archives:
             return {"returned": sql.SQL(""), "archived": sql.SQL("")}
         return {"returned": sql.SQL("RETURNING *"), "archived": archived(self.name, self.columns)}
@@ -437,7 +438,7 @@ class OutboxTable:
 
 
 def _between(ids: Sequence[int]) -> dict[str, Any] | None:
-    """Ids as the range that they lie in, and the others in it; None when there are too many others."""
+    """Return ids as the range that they lie in, and the others in it; None when there are too many others."""
     if not ids:
         return None
     first, last = min(ids), max(ids)
@@ -449,7 +450,7 @@ def _between(ids: Sequence[int]) -> dict[str, Any] | None:
 
 
 def _account(flushed: Flushed | None) -> dict[str, str | int | None]:
-    """The values of a statement that say how far everything is out; None: as before."""
+    """Return the values that tell a statement how far everything is published; None: as before."""
     if flushed is None:
         return dict.fromkeys(("watermark", "covered_batch", "topics", "uncovered"))
     return {

@@ -27,22 +27,21 @@ class HarvestFailedError(HarvestProcessError, AirflowException):
 class OutboxHarvestSensor(BaseSensorOperator):
     """Harvest an outbox until `until`: `"forever"`, `"drained"` (all that is committed is published), or a time.
 
-    It takes no worker while it harvests: the triggerer runs a process for it. Several such tasks, in any deployments,
-    stand by for one another; one of them publishes. A time is a datetime or ISO 8601 text, UTC unless it says
-    otherwise. The result (XCom) is `{"reason": "drained" | "time", "published": records}`; while it harvests, the XCom
-    `progress` shows how far it is.
+    It occupies no worker slot while it harvests: the triggerer runs a process for it. Several such tasks, in any
+    deployments, stand by for one another; one of them publishes. A time is a datetime or ISO 8601 text, UTC unless it
+    says otherwise. The result (XCom) is `{"reason": "drained" | "time", "published": records}`; while it harvests, the
+    XCom `progress` shows how far it is.
 
-    Like any task that runs, it goes on when its Dag is paused; what ends it is marking it as success or failed.
+    Like any running task, it goes on when its Dag is paused. To end it, mark it as success or failed.
 
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …), and not
-    secret. `retries` is worth setting: a task that fails because Postgres or Kafka were away when it started is then
-    tried again. `timeout`, `poke_interval` and `mode` of other sensors have no effect here; `soft_fail` and
-    `never_fail` do.
+    secret. Set `retries`: a task that fails because Postgres or Kafka were away when it started is then tried again.
+    `timeout`, `poke_interval` and `mode` of other sensors have no effect here; `soft_fail` and `never_fail` do.
 
-    `alert_callback` is the import path of a function, `my_package.alerts.tell`, which the triggerer calls when records
-    are parked, retried or discarded: with a mapping, the event as the reference has it, and the `outbox`.
+    `alert_callback` is the import path of a function, `my_package.alerts.tell`. The triggerer calls it when records are
+    parked, retried or discarded, with a mapping: the event as the reference has it, and the `outbox`.
 
-    Raises ConfigurationError, as the Dag is read, for settings that can't be right and for `deferrable=False`.
+    Raises ConfigurationError, when the Dag is read, for settings that can't be right and for `deferrable=False`.
     """
 
     template_fields: Sequence[str] = ("postgres_conn_id", "kafka_conn_id", "outbox", "until")
@@ -85,8 +84,7 @@ class OutboxHarvestSensor(BaseSensorOperator):
             emit="end",
             alert_callback=self.alert_callback,
         )
-        # No timeout: what ends a harvest is `until`. A sensor's own default of a week would end one that is to go on
-        # for ever.
+        # No timeout: `until` ends a harvest. A sensor's own default of a week would end one that is to go on for ever.
         self.defer(trigger=trigger, method_name="execute_complete", timeout=None)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:

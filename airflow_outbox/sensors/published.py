@@ -1,4 +1,4 @@
-"""OutboxPublishedSensor: a task that waits until what another one stashed is published."""
+"""OutboxPublishedSensor: a task that waits until another task's records are published."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ class NotPublishedError(OutboxError, AirflowException):
 class OutboxPublishedSensor(BaseSensorOperator):
     """Wait until all of a ticket's transaction is published: committed in Postgres and in Kafka.
 
-    `ticket` is what `stash`, `OutboxStashOperator` or `OutboxSparkSubmitOperator` returned, as text: the output of that
-    task, for instance. The result (XCom) is the ticket.
+    `ticket` is what `stash`, `OutboxStashOperator` or `OutboxSparkSubmitOperator` returned, as text: for instance that
+    task's output. The result (XCom) is the ticket.
 
-    It takes no worker while it waits; some milliseconds after the commit in Kafka the trigger knows. How much is left
-    stands in the task's log. `timeout` holds, in seconds, as for other sensors, and ends the task as failed; with
-    `soft_fail` or `never_fail` it is skipped then, and whenever else it would fail. `poke_interval` and `mode` have no
-    effect.
+    It occupies no worker slot while it waits. The trigger knows some milliseconds after the commit in Kafka. The task's
+    log tells how much is left. `timeout` holds, in seconds, as for other sensors, and ends the task as failed. With
+    `soft_fail` or `never_fail` the task is skipped then, and whenever else it would fail. `poke_interval` and `mode`
+    have no effect.
 
-    A task whose transaction was rolled back fails, and one whose ticket can't be told of. So does one of whose records
-    any is parked; with `wait_for_parked` it waits until they are published, and fails only when one is discarded. The
-    role needs what `airflow-outbox grant` gives any role.
+    The task fails when
 
-    Raises ConfigurationError, as the Dag is read, for `deferrable=False`.
+    - its transaction was rolled back, or nobody can tell about its ticket;
+    - any of its records is parked. With `wait_for_parked` it waits until they are published, and fails only when one is
+      discarded.
+
+    The role needs what `airflow-outbox grant` gives any role.
+
+    Raises ConfigurationError, when the Dag is read, for `deferrable=False`.
     """
 
     template_fields: Sequence[str] = ("ticket", "postgres_conn_id", "outbox")
@@ -65,13 +69,13 @@ class OutboxPublishedSensor(BaseSensorOperator):
         self.wait_for_parked = wait_for_parked
 
     def execute(self, context: Context) -> str:
-        """Look once, and hand over to the trigger unless that is enough. Raises NotPublishedError, or, as `soft_fail`
-        and `never_fail` have it, AirflowSkipException.
+        """Look once, and hand over to the trigger unless that is enough. Raises NotPublishedError, or
+        AirflowSkipException as `soft_fail` and `never_fail` say.
         """
         try:
             return self._look()
         except AirflowException as error:
-            # What goes wrong after the deferral is handled so by BaseSensorOperator.
+            # BaseSensorOperator handles errors after the deferral in the same way.
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(str(error)) from error
             raise

@@ -1,13 +1,13 @@
 """Spark's room: the data source `outbox`, which writes business rows and events in one Postgres transaction.
 
-A write is correct when a task of it, or the whole job, is tried again:
+A write is correct when one of its tasks, or the whole job, is tried again:
 
-1. *Stage.* Each task attempt COPYs its rows into a table of its own, or, where they are few, sends them along with its
-   commit message. An attempt that fails leaves nothing; one that Spark does not accept is read by nobody.
+1. *Stage.* Each task attempt COPYs its rows into a table of its own or, where they are few, sends them with its commit
+   message. A failed attempt leaves nothing. Nobody reads an attempt that Spark does not accept.
 2. *Commit.* One transaction in the driver runs the job's statements for the business tables over the accepted rows,
    fills the outbox in the job's order, compares the counts, and enters the write's id into `<outbox>_commits`. A write
-   whose id is entered already writes nothing; of two at once the second waits for the first.
-3. *Sweep.* The staging tables are dropped; what a dead run has left is dropped by a later one.
+   whose id is already entered writes nothing; of two at once the second waits for the first.
+3. *Sweep.* The staging tables are dropped. A later run drops what a dead run has left.
 
 Drivers and executors need psycopg, pyarrow, numpy and this package; none needs Airflow.
 """

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchWriter(DataSourceArrowWriter):
-    """Writes once; `is_done` when an earlier try of the same id has committed, and nothing is left to do.
+    """Writes once. With `is_done` an earlier try of the same id has committed, and nothing is left to do.
 
-    `wrote` is a file that this driver makes when it has written, or found written, under the id that its session has
-    for it: that id is used up then.
+    `wrote` is a file. This driver makes it when it has written, or found written, under its session's id: that id is
+    then used up.
     """
 
     run: StagingRun
@@ -52,7 +52,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._note()
 
     def _note(self) -> None:
-        """Let the next write under the session's id be an error, also one that has been planned meanwhile."""
+        """Make the next write under the session's id an error, also one that has been planned meanwhile."""
         if self.wrote is None:
             return
         try:

@@ -23,7 +23,7 @@ _NEW_CHECKPOINT = "give the query a new checkpointLocation, and let its source b
 
 @dataclass(frozen=True, slots=True)
 class JobCommit:
-    """What a job has committed: its ticket, how many records, and whether an earlier try of the same job did it."""
+    """A job's commit: its ticket, how many records, and whether an earlier try of the same job made it."""
 
     ticket: Ticket
     records: int
@@ -31,7 +31,7 @@ class JobCommit:
 
 
 def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId) -> JobCommit | None:
-    """What has been committed under an id, if anything. Raises PostgresError, OutboxMissingError."""
+    """The commit that was made under an id, if any. Raises PostgresError, OutboxMissingError."""
     query = render(statements("queries.sql")["earlier_commit"], outbox)
     with translated(outbox):
         row = connection.execute(query, asdict(commit_id)).fetchone()
@@ -43,7 +43,7 @@ def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The commit of what the accepted task attempts have staged."""
+    """The commit of the rows that the accepted task attempts have staged."""
 
     connection: psycopg.Connection[Any]
     run: StagingRun

@@ -1,7 +1,7 @@
-"""Arrow batches as the text that COPY reads: made by whole columns, with no Python code for each row.
+"""Arrow batches as the text that COPY reads, made by whole columns, with no Python code for each row.
 
-Text beats COPY's binary format here: joining columns of text is one call, and a binary row has lengths between its
-fields that no such call makes.
+Text beats COPY's binary format here: one call joins columns of text. A binary row has lengths between its fields, and
+no such call makes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_BYTES = 268_435_456  # of a batch at once: an Arrow string holds 2 GiB, an
 
 
 def copy_lines(batch: pyarrow.RecordBatch, layout: Layout) -> list[bytes]:
-    """The lines of a batch's rows, all columns that the layout sends; several texts where the batch is large."""
+    """The lines of a batch's rows with all columns that the layout sends; several texts where the batch is large."""
     if batch.num_rows == 0:
         return []
     if batch.nbytes > _MOST_BYTES and batch.num_rows > 1:
@@ -37,7 +37,7 @@ def copy_lines(batch: pyarrow.RecordBatch, layout: Layout) -> list[bytes]:
 
 
 def pieces(text: bytes) -> Iterator[bytes]:
-    """A text in pieces of whole lines, each of a MiB at most where its lines allow that."""
+    """A text in pieces of whole lines, each at most a MiB where its lines allow that."""
     start = 0
     while len(text) - start > PIECE_BYTES:
         end = text.rfind(b"\n", start, start + PIECE_BYTES) + 1 or text.index(b"\n", start) + 1
@@ -57,7 +57,7 @@ def _constants(layout: Layout) -> list[str]:
 
 
 def column_text(array: Any, column: StagedColumn) -> Any:
-    """A column as Postgres reads its type, not yet escaped; null is null."""
+    """A column in the text form of its Postgres type, not yet escaped; null is null."""
     if column.part != "whole":
         name = "key" if column.part == "header names" else "value"
         lists, flat = split_lists(array)
@@ -80,7 +80,7 @@ def _text(array: Any, *, as_bytes: bool = False) -> Any:
     if as_bytes:
         return _hex(array.cast(pyarrow.binary()))
     if pyarrow.types.is_timestamp(kind) and kind.tz is not None:
-        # Spark sends instants; by way of the number, as no time zone's table is needed then.
+        # Spark sends instants. Going by the number needs no table of time zones.
         instants = array.cast(pyarrow.int64()).cast(pyarrow.timestamp(kind.unit))
         return pc.binary_join_element_wise(instants.cast(pyarrow.string()), "Z", "")
     return array.cast(pyarrow.string())
@@ -107,7 +107,7 @@ def _hex(array: Any) -> Any:
 
 
 def _replaced(array: Any, replacements: Sequence[tuple[str, str]]) -> Any:
-    """Each text with some characters written as others. Most are nowhere, as a look through the buffer tells."""
+    """Each text with some characters replaced. Most of them occur nowhere, which a look through the buffer tells."""
     content = array.buffers()[2]
     seen = b"" if content is None else content.to_pybytes()
     for found, written in replacements:
@@ -117,7 +117,7 @@ def _replaced(array: Any, replacements: Sequence[tuple[str, str]]) -> Any:
 
 
 def _content(array: Any) -> bytes:
-    """All texts of an array, one behind the other."""
+    """All texts of an array, one after the other."""
     _, offsets, content = array.buffers()
     places = numpy.frombuffer(offsets, numpy.int32)
     first, last = int(places[array.offset]), int(places[array.offset + len(array)])

@@ -1,7 +1,7 @@
 """How a task hands the data source, which has a password in it, to the driver of the job that it submits.
 
-Through a named pipe: what it holds is in the kernel's memory, for whoever may open the pipe, and is gone once it is
-read or the task has ended, however it did. A plain file, such as a mounted secret, is read as well.
+It uses a named pipe. The content is in the kernel's memory, for anyone who may open the pipe. It is gone once it is
+read or the task has ended, in any way. A plain file, for instance a mounted secret, is read as well.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from airflow_outbox.errors import ConfigurationError
 
-_MAX_BYTES = 65_536  # what a pipe holds on Linux; a data source is far smaller
+_MAX_BYTES = 65_536  # a pipe's capacity on Linux; a data source is far smaller
 
 
 @contextmanager
 def offered(data_source: str) -> Iterator[str]:
-    """The path of a pipe that holds the data source for one reader of this user, for as long as the block lasts."""
+    """Yield the path of a pipe that holds the data source for one reader of this user while the block lasts."""
     with tempfile.TemporaryDirectory(prefix="airflow-outbox-") as folder:
         path = Path(folder) / "data_source"
         os.mkfifo(path, 0o600)
-        pipe = os.open(path, os.O_RDWR)  # not for writing alone, which would wait for a reader
+        pipe = os.open(path, os.O_RDWR)  # O_WRONLY would wait for a reader
         try:
             os.write(pipe, data_source.encode())
             yield str(path)
@@ -32,7 +32,7 @@ def offered(data_source: str) -> Iterator[str]:
 
 
 def taken(path: str) -> str:
-    """The data source from a pipe, once, or from a file. Raises ConfigurationError."""
+    """Read the data source from a pipe, once, or from a file. Raises ConfigurationError."""
     try:
         source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:

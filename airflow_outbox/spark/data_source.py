@@ -1,13 +1,15 @@
 """The data source `outbox`: `df.write.format("outbox")` and `df.writeStream.format("outbox")`.
 
-A write goes through these states. *Planned*: Spark asks for the writer, in a process beside the driver, which looks at
-the outbox and, for a batch write, for an earlier commit of the same id. *Staged*: task attempts stage, as often as
-Spark likes. *Committed*: Spark hands one message a partition to `commit()`, in another process, which commits them in
-one transaction; or it calls `abort()`, also after a `commit()` that failed or whose end it has not seen.
+A write goes through these states:
 
-What holds in all of them: rows become visible in the outbox by that one transaction only, which also enters the id; and
-of an id that is entered, nothing is committed again. So neither `abort()` nor a second try need to know how far the
-first one came.
+- *Planned*: Spark asks for the writer, in a process beside the driver. It looks at the outbox and, for a batch write,
+  for an earlier commit of the same id.
+- *Staged*: task attempts stage, as often as Spark likes.
+- *Committed*: Spark hands one message a partition to `commit()`, in another process, which commits them in one
+  transaction. Or Spark calls `abort()`, also after a `commit()` that failed or whose end it has not seen.
+
+In every state, rows become visible in the outbox by that one transaction only. It also enters the id, and under an
+entered id nothing is committed again. So neither `abort()` nor a second try need to know how far the first one got.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ class OutboxDataSource(DataSource):
     """Writes a DataFrame's rows as records of an outbox, once. `register()` makes it known to a session."""
 
     defaults: ClassVar[Mapping[str, str]] = {}
-    """Options that `register()` took from the session's settings; what a write names itself wins."""
+    """Options that `register()` took from the session's settings; options of the write itself win."""
 
     written: ClassVar[Path | None] = None
-    """A folder of the driver's, for notes of which of the session's ids has been committed under."""
+    """A folder of the driver's for notes of which session ids have been committed under."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""The two ways from staging into the outbox, inside the commit's transaction: as text, and by way of rows."""
+"""The two ways from staging into the outbox, inside the commit's transaction: as text, and as rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Statements:
 
 
 def stash_text(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> int:
-    """COPY the staged lines into the outbox, some MiB at a time; returns how many records that makes."""
+    """COPY the staged lines into the outbox, some MiB at a time; return how many records that makes."""
     copy = at.render("stash_text", outbox_columns=_names(layout.text_columns))
     there = stashed = 0
     for rows in staged:
@@ -107,9 +107,9 @@ def stash_rows(
     at: Statements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions, *, search_path: str
 ) -> int:
     """Show the staged rows to the job's statements, which find names by `search_path`, and insert them in the job's
-    order; returns how many there are.
+    order; return how many there are.
 
-    Without an order it is a statement a part, in the order of the partitions.
+    Without an order it runs one statement a part, in the order of the partitions.
     """
     parts = _show(at, layout, staged)
     if options.commit_sql is not None:
@@ -129,7 +129,7 @@ def stash_rows(
 
 
 def _show(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> list[sql.Composed]:
-    """Make the view `staged`; returns the parts it consists of, in the order of the partitions."""
+    """Make the view `staged`; return its parts, in the order of the partitions."""
     tables: list[sql.Composable] = []
     inline: list[bytes] = []
 

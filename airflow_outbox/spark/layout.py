@@ -2,10 +2,12 @@
 
 A staged row has `topic`, `key`, `value`, `header_keys`, `header_values`, and `partition` where it is given.
 
-Rows travel in one of two forms. As *text*, where nothing has to look into them before they are in the outbox: lines
-that the outbox's own COPY will read, staged in pieces that Postgres does not look into, either. That is the fastest
-way. As *rows*, where `commitSql` or `orderBy` reads them: in a table with a column each, also for the job's own columns
-that these may name. There a constant is not sent; the view `staged` has it all the same.
+Rows travel in one of two forms:
+
+- As *text*, the fastest, if nothing has to look into them before the outbox: lines for the outbox's own COPY, staged in
+  pieces that Postgres does not look into, either.
+- As *rows*, if `commitSql` or `orderBy` reads them: in a table with a column each, also for the job's own columns that
+  these may name. There a constant is not sent; the view `staged` still has it.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ _POSTGRES_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StagedColumn:
-    """A column of staged rows: its name, its type as Postgres calls it, and the place in the DataFrame it is from.
+    """A column of staged rows: its name, its Postgres type, and the place of its source in the DataFrame.
 
-    `max_length` is its limit in characters. Of the DataFrame's column `headers` two columns are made.
+    `max_length` is its limit in characters. The DataFrame's column `headers` makes two columns.
     """
 
     name: str
@@ -71,9 +73,9 @@ class StagedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a write stages: `sent` travels in this order; of `constant`, the same for all rows, type and value.
+    """The columns that a write stages: `sent`, in this order, and `constant`, with the type and value for all rows.
 
-    `is_text` says in which form. `dates` says whether the outbox has to be told the time.
+    `is_text` says in which form. `dates` says whether the outbox must be told the time.
     """
 
     sent: tuple[StagedColumn, ...]
@@ -94,7 +96,7 @@ class Layout:
 
     @property
     def text_columns(self) -> list[str]:
-        """The outbox's columns as a line of text has them: what is constant stands first."""
+        """The outbox's columns in the order of a line of text: constants come first."""
         names = [*self.constant, *(column.name for column in self.sent)]
         return [*(["create_time"] if self.dates else []), *(_OUTBOX_COLUMNS[name] for name in names)]
 
@@ -102,7 +104,7 @@ class Layout:
 def plan(
     schema: StructType, *, options: WriteOptions, outbox: Mapping[str, Column], defaults: Collection[str]
 ) -> Layout:
-    """How rows of this schema are staged for this outbox, which has `defaults` for these of its columns.
+    """Plan how rows of this schema are staged for this outbox, which has `defaults` for these of its columns.
 
     Raises ConfigurationError, which names the column.
     """

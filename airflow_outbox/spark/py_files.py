@@ -18,7 +18,7 @@ _FOUND_BY_SPARK = "pyspark_outbox"
 def packed(folder: Path) -> Path:
     """Write a zip of this package into a folder, as Python imports it and `--py-files` takes it.
 
-    It has no other packages in it: psycopg, pyarrow and numpy have to be where it is used.
+    It contains no other packages: psycopg, pyarrow and numpy must be installed where it is used.
     """
     path = folder / f"airflow_outbox-{__version__}.zip"
     package = files("airflow_outbox")
@@ -29,7 +29,7 @@ def packed(folder: Path) -> Path:
 
 
 def _found_by_spark(package: Traversable) -> bytes:
-    """It stands in the package in a checkout, and at the top level where it is installed."""
+    """The module for Spark: in a checkout it is in the package, when installed at the top level."""
     module = package.joinpath("spark", f"{_FOUND_BY_SPARK}.py")
     if module.is_file():
         return module.read_bytes()

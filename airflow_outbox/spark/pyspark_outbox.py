@@ -1,4 +1,4 @@
-"""Found by Spark itself where it is installed, as the top-level module `pyspark_outbox`: `format("outbox")` then works
+"""The top-level module `pyspark_outbox`, which Spark finds itself where it is installed. `format("outbox")` then works
 without `register()`, for a write that names its `url`.
 """
 

@@ -24,14 +24,14 @@ _given: dict[str, str] = {}
 def register(session: SparkSession, *, options: Mapping[str, str] | None = None) -> None:
     """Let `format("outbox")` be written to in this session, from the calling thread, too.
 
-    To be called once, and again in every thread that writes: Spark looks for data sources in the session that is active
-    in the thread. In `foreachBatch` that is `register(frame.sparkSession)`.
+    Call it once, and again in every thread that writes: Spark looks for data sources in the session that is active in
+    the thread. In `foreachBatch` that is `register(frame.sparkSession)`.
 
-    `options` are defaults for all writes. They travel to drivers and executors with the code, never as options of
-    Spark's, which its UI would show: give a url with a password here. They hold for later calls without any, too.
+    `options` are defaults for all writes, also after later calls without any. They travel to drivers and executors with
+    the code, never as Spark's own options, which its UI would show: give a url with a password here.
 
-    What `OutboxSparkSubmitOperator` has passed to the job becomes the default of the options `url`, `dbtable`,
-    `txnAppId` and `txnVersion` in the same way, but for those that `options` name; a version belongs to its id.
+    The values that `OutboxSparkSubmitOperator` has passed to the job become defaults in the same way, for the options
+    `url`, `dbtable`, `txnAppId` and `txnVersion`, except those that `options` name; a version belongs to its id.
 
     Raises ConfigurationError when the data source was passed to the job and can't be read.
     """
@@ -44,7 +44,7 @@ def register(session: SparkSession, *, options: Mapping[str, str] | None = None)
 
 
 def _passed(session: SparkSession) -> dict[str, str]:
-    """What the operator has passed, without what `_given` has instead."""
+    """The operator's values, except those that `_given` replaces."""
     asked = {"dbtable": settings.OUTBOX_TABLE, "txnappid": settings.APP_ID, "txnversion": settings.VERSION}
     if "txnappid" in _given:
         del asked["txnversion"]
@@ -57,7 +57,7 @@ def _passed(session: SparkSession) -> dict[str, str]:
 
 def _with_defaults(defaults: dict[str, str]) -> type[OutboxDataSource]:
     class Configured(OutboxDataSource):
-        """Found nowhere by name, so it is sent to other processes whole."""
+        """A class that can't be imported by name, so it is sent to other processes whole."""
 
     Configured.defaults = defaults
     Configured.written = _notes()
@@ -65,14 +65,14 @@ def _with_defaults(defaults: dict[str, str]) -> type[OutboxDataSource]:
 
 
 def _activate(session: Any) -> None:
-    """Make the session the one that is active in this thread. A Connect session always is."""
+    """Make the session the active one in this thread. A Connect session always is."""
     if hasattr(session, "_jsparkSession"):
         session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
 @cache
 def _data_source(file: str) -> str:
-    """What is in the pipe, which can be read only once."""
+    """The content of the pipe, which can be read only once."""
     return taken(file)
 
 

@@ -1,4 +1,4 @@
-"""Patience with a Postgres that restarts: seconds, as a rule."""
+"""Patience with a Postgres that restarts, which as a rule takes seconds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 def patiently(attempt: Callable[[], T]) -> T:
-    """Try again while Postgres is not to be reached, for a minute; the log says so. Raises what else `attempt` raises.
+    """Try again for a minute while Postgres can't be reached; the log says so. Raises any other error of `attempt`.
 
-    What is tried must be of one effect, however often it is begun.
+    The attempt must have one effect, however often it is begun.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:

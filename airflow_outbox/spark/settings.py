@@ -1,4 +1,4 @@
-"""What `OutboxSparkSubmitOperator` passes to a job as Spark properties. None is secret: one names a file that is."""
+"""The Spark properties that `OutboxSparkSubmitOperator` passes to a job. None is secret: one names a file that is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ OUTBOX_TABLE = "spark.airflowOutbox.table"
 """The outbox, `table` or `schema.table`."""
 
 APP_ID = "spark.airflowOutbox.appId"
-"""Who commits: a job that is tried again has the same id."""
+"""The id of the job that commits; a job that is tried again has the same."""
 
 VERSION = "spark.airflowOutbox.version"
-"""Which commit of that job: another number repeats it on purpose."""
+"""The number of that job's commit: another number repeats it on purpose."""
 
 DATA_SOURCE_FILE = "spark.airflowOutbox.dataSourceFile"
 """A file or pipe that the driver can read, with a libpq connection string or URI in it."""

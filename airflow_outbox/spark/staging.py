@@ -1,8 +1,8 @@
 """Staging: where rows wait, out of sight, until Spark has decided which task attempts count.
 
-Each task attempt that has more than fits into its commit message makes a table of its own and fills it by one COPY, in
-one transaction. So an attempt leaves all of its rows or nothing, its rows keep their order, and none of them can be
-taken for another attempt's. A comment on the table says whose it is: that is how what nobody needs any more is known.
+A task attempt whose rows don't fit into its commit message makes a table of its own and fills it by one COPY, in one
+transaction. So an attempt leaves all of its rows or nothing, its rows keep their order, and none of them can be taken
+for another attempt's. A comment on the table names its owner, so tables that nobody needs any more can be recognised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ATTEMPT_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """What one task attempt has staged: `count` rows, in `table`, or, where they are few, as lines in `inline`."""
+    """The rows that one task attempt has staged: `count` rows, in `table` or, if few, as lines in `inline`."""
 
     count: int
     table: str | None
@@ -53,7 +53,7 @@ class StagingRun:
     is_stream: bool
 
     def table(self, attempt: int) -> str:
-        """The staging table of a task attempt; Spark numbers the attempts of a driver, whatever job they are of."""
+        """The staging table of a task attempt; Spark numbers the attempts of a driver across its jobs."""
         return f"{prefix(self.outbox)}{self.token}_{attempt:x}"
 
     @property
@@ -75,7 +75,7 @@ def stage(
     attempt: int,
     data_source: str,
 ) -> StagedRows:
-    """Stage the lines of one task attempt, given with how many rows each text holds. Raises PostgresError."""
+    """Stage the lines of one task attempt; each text comes with its number of rows. Raises PostgresError."""
     staged, held, held_bytes = 0, list[bytes](), 0
     copy: Callable[[bytes], None] | None = None
     table = run.table(attempt)
@@ -141,7 +141,7 @@ def column_names(layout: Layout) -> sql.Composed:
 
 
 def drop(connection: psycopg.Connection[Any], run: StagingRun, tables: Sequence[str]) -> None:
-    """Drop staging tables; where that fails, as when a straggling task holds one, leave it to a later run."""
+    """Drop staging tables. Where that fails, for instance when a straggling task holds one, a later run does it."""
     for table in tables:
         staging = identifier(run.schema, table)
         try:
@@ -153,7 +153,7 @@ def drop(connection: psycopg.Connection[Any], run: StagingRun, tables: Sequence[
 
 
 def sweep(connection: psycopg.Connection[Any], run: StagingRun, *, ttl_seconds: int) -> None:
-    """Drop what this run, and runs that have ended one way or another, have left."""
+    """Drop the staging tables of this run, and of runs that have ended in any way."""
     values = {
         "schema": run.schema,
         "prefix": prefix(run.outbox),
@@ -168,7 +168,7 @@ def sweep(connection: psycopg.Connection[Any], run: StagingRun, *, ttl_seconds: 
 
 
 def prefix(outbox: OutboxName) -> str:
-    """How the names of an outbox's staging tables begin, so that the whole stays within what Postgres allows."""
+    """The prefix of an outbox's staging tables, short enough that whole names stay within Postgres's limit."""
     suffix = "_staging_"
     room = _MAX_IDENTIFIER_BYTES - len(suffix) - _RUN_CHARACTERS - len("_") - _ATTEMPT_CHARACTERS
     return outbox.table.encode()[:room].decode(errors="ignore") + suffix

@@ -1,7 +1,7 @@
 """The stream writer: each of a query's batches, once.
 
-Spark makes a writer for the tasks and another one for each commit, and tells neither which query it is of; the tasks
-know. So the id of a commit, the query's own (that of its checkpoint) and the batch's number, comes with the messages.
+Spark makes a writer for the tasks and another one for each commit, and tells neither to which query it belongs. The
+tasks know. So the messages carry the commit's id: the query's own (that of its checkpoint) and the batch's number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 def stream_app_id(query_id: str) -> str:
-    """Under which id a streaming query commits; the version is the number of the batch."""
+    """The id under which a streaming query commits; the version is the number of the batch."""
     return f"spark-stream/{query_id}"
 
 
@@ -65,7 +65,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def stream_writer(schema: StructType, options: WriteOptions) -> StreamWriter:
-    """The writer of a query with this schema, also where Postgres restarts while the query runs.
+    """The writer of a query with this schema; it also works where Postgres restarts while the query runs.
 
     Raises ConfigurationError, OutboxMissingError, PostgresError.
     """

@@ -1,4 +1,4 @@
-"""What a record must be for Kafka and the outbox to take it, examined by whole columns before anything is sent."""
+"""The rules of Kafka and the outbox for records, checked by whole columns before anything is sent."""
 
 from __future__ import annotations
 

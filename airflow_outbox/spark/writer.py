@@ -1,8 +1,8 @@
-"""What planner, tasks and driver do for a write, batch or stream.
+"""The work of planner, tasks and driver for a write, batch or stream.
 
-A task attempt examines its rows and stages them; the message that it leaves says how many, and where. Spark gives the
-driver one message a partition, that of the attempt that counts, and the driver commits them. Losing attempts have no
-message, and so no effect.
+A task attempt checks its rows and stages them; its message says how many, and where. Spark gives the driver one message
+a partition, from the attempt that counts, and the driver commits them. Losing attempts have no message, and so no
+effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is settled before the first task: where the outbox is, where rows are staged, and how."""
+    """The decisions before the first task: where the outbox is, where rows are staged, and how."""
 
     outbox: OutboxName
     schema: str
@@ -67,7 +67,7 @@ def planned(connection: psycopg.Connection[Any], schema: StructType, options: Wr
 
 @dataclass(frozen=True, slots=True)
 class AttemptMessage(WriterCommitMessage):
-    """What a task attempt tells the driver. `problem` is why its rows can't be committed, whoever tries again."""
+    """A task attempt's message to the driver. `problem` says why its rows can't be committed by any attempt."""
 
     partition: int
     rows: StagedRows
@@ -76,15 +76,15 @@ class AttemptMessage(WriterCommitMessage):
 
 
 class UnfitRecordError(Exception):
-    """A record that breaks a rule; says which, and what is wrong with it."""
+    """A record that breaks a rule. The message says which record, and what is wrong with it."""
 
 
 def write_attempt(
     batches: Iterable[pyarrow.RecordBatch], *, run: StagingRun, layout: Layout, options: WriteOptions, inline_bytes: int
 ) -> AttemptMessage:
-    """Examine and stage the rows of this task attempt. Raises PostgresError, which Spark answers with another attempt.
+    """Check and stage the rows of this task attempt. Raises PostgresError, which Spark answers with another attempt.
 
-    A record that breaks a rule does so in every attempt. So it is told by the message, and the commit raises.
+    A record that breaks a rule does so in every attempt. So the message tells of it, and the commit raises.
     """
     context = cast("TaskContext", TaskContext.get())
     partition = context.partitionId()
@@ -126,9 +126,9 @@ def _told(problem: Problem, batch: pyarrow.RecordBatch, *, options: WriteOptions
 def commit_attempts(
     messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, layout: Layout, options: WriteOptions
 ) -> JobCommit:
-    """Commit what the accepted attempts have staged, and drop the staging. Raises JobError, PostgresError.
+    """Commit the rows that the accepted attempts have staged, and drop the staging. Raises JobError, PostgresError.
 
-    Where Postgres goes away, it is waited for: whether the commit took effect is then found by its id.
+    If Postgres goes away, it waits for it, and then finds by the id whether the commit took effect.
     """
     accepted = sorted(cast("Sequence[AttemptMessage]", messages), key=lambda message: message.partition)
     if problems := [message.problem for message in accepted if message.problem]:
@@ -149,7 +149,7 @@ def commit_attempts(
 
 
 def abandon(messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, options: WriteOptions) -> None:
-    """Drop what a write that Spark gave up has staged. It has failed already; what can't be dropped now is swept."""
+    """Drop the staging of a write that Spark gave up. It has failed already; a later sweep drops what can't be now."""
     try:
         with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
             told = [cast("Any", message).rows.table for message in messages if message is not None]

@@ -1,17 +1,18 @@
--- Every statement about the archive, where published records are kept for a while when the configuration says `purge: archive`.
--- {archive}: the table; {partition}: one of its partitions, which hold a day (UTC) each; {default}: the one for days that have none;
--- {columns}: the outbox's columns that the archive has, too.
+-- Every statement about the archive, which keeps published records for a while when the configuration says `purge:
+-- archive`.
+-- {archive}: the table; {partition}: one of its partitions, each for a day (UTC); {default}: the one for days without
+-- one; {columns}: the outbox's columns that the archive has, too.
 
 -- make --
--- The archive and its default partition. `view` is the leader's that purged the record, `batch` its number in the ledger, which records
--- that were published at least once, or after they had been parked, do not have.
+-- The archive and its default partition. `view` is the leader's that purged the record. `batch` is the record's number
+-- in the ledger; records published at least once, or after they were parked, have none.
 CREATE TABLE {archive} (LIKE {outbox}, archived_at TIMESTAMPTZ NOT NULL, view UUID NOT NULL, batch BIGINT) PARTITION BY RANGE (archived_at);
 ALTER TABLE {archive} DROP COLUMN leader_id, ALTER COLUMN kafka_key DROP NOT NULL;
 CREATE INDEX ON {archive} (id);
 CREATE TABLE {default} PARTITION OF {archive} DEFAULT;
 
 -- archived --
--- Part of the statements that purge, where what they delete (`purged`) is archived.
+-- Part of the purging statements, where the rows that they delete (`purged`) are archived.
 , archived AS (
     INSERT INTO {archive} ({columns}, archived_at, view, batch)
     SELECT {columns}, statement_timestamp(), %(view)s::uuid, %(batch)s::bigint FROM purged
@@ -21,7 +22,7 @@ CREATE TABLE {default} PARTITION OF {archive} DEFAULT;
 SELECT to_regclass(%(archive)s) IS NOT NULL
 
 -- may_tend --
--- Whether the connected role may make and drop partitions: as the archive's owner, who may make tables beside it.
+-- Whether the connected role may make and drop partitions: as the archive's owner, and may make tables beside it.
 SELECT pg_has_role(relowner, 'USAGE') AND has_schema_privilege(relnamespace, 'CREATE') FROM pg_class WHERE oid = to_regclass(%(archive)s)
 
 -- partitions --
@@ -29,8 +30,8 @@ SELECT pg_has_role(relowner, 'USAGE') AND has_schema_privilege(relnamespace, 'CR
 SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = to_regclass(%(archive)s)
 
 -- add_partition --
--- A day's partition, with what has come into the default one for that day. To attach it locks the default partition, and the archive only
--- against others that change its partitions; so purging goes on.
+-- A day's partition, with that day's records from the default one. Attaching it locks the default partition, and the
+-- archive only against other changes of its partitions; so purging goes on.
 CREATE TABLE {partition} (LIKE {archive});
 WITH moved AS (DELETE FROM {default} WHERE archived_at >= {begin} AND archived_at < {end} RETURNING *)
 INSERT INTO {partition} SELECT * FROM moved;
@@ -40,15 +41,15 @@ ALTER TABLE {archive} ATTACH PARTITION {partition} FOR VALUES FROM ({begin}) TO 
 DROP TABLE {partition}
 
 -- clear_default --
--- Deletes from the default partition what is to be kept no longer.
+-- Deletes records from the default partition that need not be kept any longer.
 DELETE FROM {default} WHERE archived_at < %(oldest)s
 
 -- now --
--- The time of the server, which dates what is archived.
+-- The server's time, which dates archived records.
 SELECT pg_catalog.clock_timestamp()
 
 -- default_records --
--- How many records stand in the default partition, as far as a look at the first ones tells.
+-- How many records are in the default partition, as far as a look at the first ones tells.
 SELECT count(*) FROM (SELECT FROM {default} LIMIT 1000) AS records
 
 -- replay_count --
@@ -56,23 +57,24 @@ SELECT count(*) FROM (SELECT FROM {default} LIMIT 1000) AS records
 SELECT kafka_topic, count(*) FROM {archive} WHERE {chosen} GROUP BY kafka_topic ORDER BY kafka_topic
 
 -- replay_newest --
--- The highest id in the archive: a replay goes up to there, and not on to what it has stashed itself.
+-- The highest id in the archive. A replay goes up to there, and not on to records that it has stashed itself.
 SELECT coalesce(max(id), 0) FROM {archive}
 
 -- replay_begun --
--- What a replay has entered into the list of commits: its choices as part of the name, and how far it goes.
+-- A replay's entry in the list of commits: its choices as part of the name, and how far it goes.
 SELECT app_id, version FROM {commits} WHERE starts_with(app_id, %(prefix)s) AND {by_an_operator}
 
 -- replay_done --
--- Up to which id a replay has come, and how many records it has stashed.
+-- The id up to which a replay has come, and how many records it has stashed.
 SELECT max(version), coalesce(sum(records), 0)::bigint FROM {commits} WHERE app_id = %(app_id)s AND {by_an_operator}
 
 -- by_an_operator --
--- Part of the two above: entries of roles that may operate, or that are no more. A job could enter a replay's name, too.
+-- Part of the two above: entries of roles that may operate, or that are no more. A job could enter a replay's name,
+-- too.
 NOT EXISTS (SELECT FROM pg_roles WHERE rolname = owner AND NOT has_column_privilege(pg_roles.oid, to_regclass(%(parked)s), 'requested', 'UPDATE'))
 
 -- replay_next --
--- The next records of a replay by id, and where they end. Records that share an id (after a restore) are not divided.
+-- Where the next records of a replay end, by id. Records that share an id (after a restore) are not divided.
 SELECT max(id) FROM (
     SELECT id FROM {archive}
     WHERE id > %(above)s AND id <= %(newest)s AND {chosen}
@@ -81,7 +83,7 @@ SELECT max(id) FROM (
 ) AS next
 
 -- replay_stash --
--- Stashes them again, in their order, each with a header that names the replay.
+-- Stashes them again, in order, each with a header that names the replay.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values{partition})
 SELECT clock_timestamp(), coalesce(%(to_topic)s::text, kafka_topic), kafka_key, kafka_value,
        kafka_header_keys || %(header)s::text, kafka_header_values || {header_value}{partition}
@@ -98,7 +100,7 @@ ORDER BY id
 convert_to(%(replay_id)s::text, 'UTF8')
 
 -- chosen --
--- Part of a replay's statements: which records are meant. Those that a replay has stashed are not replayed again.
+-- Part of a replay's statements: which records are meant. Records that a replay has stashed are not replayed again.
 NOT coalesce(%(header)s::text = ANY(kafka_header_keys), false)
 AND (%(topic)s::text IS NULL OR kafka_topic = %(topic)s::text)
 AND (%(key)s::{key_type} IS NULL OR kafka_key = %(key)s::{key_type})

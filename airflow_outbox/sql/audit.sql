@@ -1,13 +1,13 @@
--- The statements of an audit, as it reads Postgres. {table}: the table of what was stashed; {outbox}: the outbox itself; {parked}: the
--- table of parked records, or the outbox again where there is none; {waiting}: one of these two. {partition}, {transaction}, {time}: what
--- a row says of these, or null where it has no such column.
+-- The statements with which an audit reads Postgres. {table}: the table of stashed records; {outbox}: the outbox
+-- itself; {parked}: the table of parked records, or the outbox again where there is none; {waiting}: one of these two.
+-- {partition}, {transaction}, {time}: a row's values of these, or null where it has no such column.
 
 -- be_patient --
 -- The audit's transaction is idle while it reads Kafka, and its statements last as long as the table takes.
 SET idle_in_transaction_session_timeout = 0; SET statement_timeout = 0
 
 -- look --
--- A transaction's snapshot is taken by its first statement, and lent to others under this name while the transaction lasts.
+-- A transaction's first statement takes its snapshot. It is lent to others under this name while the transaction lasts.
 SELECT pg_export_snapshot()
 
 -- borrow --
@@ -21,12 +21,12 @@ SELECT kafka_topic FROM {table} UNION SELECT kafka_topic FROM {outbox} UNION SEL
 SELECT EXISTS (SELECT FROM {any} WHERE kafka_partition IS NOT NULL)
 
 -- range --
--- The lowest and the highest id of what was stashed, still waits or is parked.
+-- The lowest and the highest id of records that were stashed, still wait or are parked.
 SELECT least((SELECT min(id) FROM {table}), (SELECT min(id) FROM {outbox}), (SELECT min(id) FROM {parked})),
        greatest((SELECT max(id) FROM {table}), (SELECT max(id) FROM {outbox}), (SELECT max(id) FROM {parked}))
 
 -- stashed --
--- What was stashed, under ids between the bounds, and whether it still waits in the outbox or is parked.
+-- The stashed records with ids between the bounds, and whether each still waits in the outbox or is parked.
 SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        {partition}, ({transaction})::text::bigint, extract(epoch FROM {time})::float8,
        EXISTS (SELECT FROM {outbox} AS waiting WHERE waiting.id = record.id)
@@ -35,7 +35,7 @@ FROM {table} AS record
 WHERE kafka_topic = ANY(%(topics)s) AND id BETWEEN %(first)s AND %(last)s
 
 -- waiting --
--- What waits in the outbox, or is parked, and is not in the table yet, as when that one is filled by purging.
+-- Records that wait in the outbox, or are parked, and are not in the table yet, as when purging fills that one.
 SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        {partition}, ({transaction})::text::bigint, extract(epoch FROM {time})::float8, true
 FROM {waiting} AS waiting

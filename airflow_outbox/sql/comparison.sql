@@ -1,10 +1,10 @@
--- The statements of an audit's comparison. They run in SQLite, in a file that lives as long as the audit does: it sorts far more than
--- memory holds. Nothing here is for Postgres. A lane is a topic and a key; `pin` is the partition that a record asked for, or -1;
--- `place` is where a record lies in Kafka, partition and offset in one number; `excuse` says why a row may be absent: 0 not at all,
--- 1 it still waits in the outbox, 2 Kafka may have removed it.
+-- The statements of an audit's comparison. They run in SQLite, in a file that lives as long as the audit: it sorts far
+-- more than memory holds. Nothing here is for Postgres. A lane is a topic and a key; `pin` is the partition that a
+-- record asked for, or -1; `place` is where a record lies in Kafka, partition and offset in one number; `excuse` says
+-- why a row may be absent: 0 not at all, 1 it still waits in the outbox, 2 Kafka may have removed it.
 
 -- bound_memory --
--- The journal would only guard a file that is thrown away. The cache bounds what sorting holds in memory, too.
+-- The journal would only guard a file that is thrown away. The cache bounds the memory for sorting, too.
 PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
 PRAGMA locking_mode = EXCLUSIVE;
@@ -33,7 +33,8 @@ INSERT INTO stashed (lane, pin, content, id, transaction_id, excuse) VALUES (?, 
 INSERT INTO arrived (lane, pin, content, place, late) VALUES (?, ?, ?, ?, ?)
 
 -- unpin --
--- Of records that came with the partition they lie in: one counts as pinned when a row of its lane and content asks for that partition.
+-- For records that came with the partition they lie in: one counts as pinned when a row of its lane and content asks
+-- for that partition.
 CREATE INDEX stashed_pin ON stashed (lane, pin, content) WHERE pin >= 0;
 UPDATE arrived SET pin = -1
 WHERE NOT EXISTS (
@@ -51,7 +52,7 @@ SELECT lane, pin, content, place >> 44 FROM arrived ORDER BY lane, pin, place
 INSERT OR IGNORE INTO doubtful (lane) VALUES (?)
 
 -- put_in_doubt --
--- What follows looks only at the lanes that are not, record by record, as they were stashed.
+-- The statements below look only at the lanes that differ, record by record, from what was stashed.
 INSERT INTO stashed_in_doubt
 SELECT lane, pin, content, id, transaction_id, excuse FROM stashed WHERE lane IN doubtful ORDER BY lane, pin, content, id;
 INSERT INTO arrived_in_doubt
@@ -76,7 +77,7 @@ GROUP BY lane, pin, content
 SELECT (SELECT count(*) FROM stashed), (SELECT count(*) FROM arrived)
 
 -- count --
--- An excused row that is absent is no fault; a surplus record that is late may be of a row that nobody has read yet.
+-- An excused row that is absent is no fault. A late surplus record may be of a row that nobody has read yet.
 SELECT coalesce(sum(max(0, stashed - arrived - waiting - expired)), 0) AS missing,
        coalesce(sum(CASE WHEN stashed > 0 THEN max(0, arrived - stashed - late) END), 0) AS doubled,
        coalesce(sum(CASE WHEN stashed = 0 THEN arrived - late END), 0) AS "foreign",
@@ -86,7 +87,7 @@ SELECT coalesce(sum(max(0, stashed - arrived - waiting - expired)), 0) AS missin
 FROM tally
 
 -- find_absent --
--- The rows of a content that as many records as arrived don't account for: excused ones first, and else the last ones.
+-- The rows of a content that the arrived records don't account for: excused ones first, and else the last ones.
 CREATE TABLE absent AS
 SELECT id, transaction_id, excuse
 FROM (
@@ -98,8 +99,9 @@ FROM (
 WHERE nth > arrived
 
 -- pair --
--- Which record is which row's, wherever that is certain: of a content that was stashed once, the first; of one that arrived as often as
--- it was stashed, each in its turn. Which of several equal records is missing or doubled nobody can tell.
+-- Pairs records with rows wherever that is certain: for a content that was stashed once, the first record; for one that
+-- arrived as often as it was stashed, each in its turn. Nobody can tell which of several equal records is missing or
+-- doubled.
 CREATE TABLE pair AS
 SELECT lane, pin, first_id AS id, first_place AS place
 FROM tally
@@ -118,8 +120,8 @@ JOIN (
 ) AS record USING (lane, pin, content, nth)
 
 -- find_reordered --
--- Records behind one of the same lane and partition that was stashed later; and records in another partition than the one that was
--- stashed before them, for no consumer sees an order there.
+-- Records behind one of the same lane and partition that was stashed later; and records in another partition than the
+-- one stashed before them, since no consumer sees an order there.
 CREATE TABLE reordered AS
 SELECT id, min(place) AS place, max(other_id) AS other_id, max(other_place) AS other_place
 FROM (
@@ -142,7 +144,8 @@ GROUP BY id
 SELECT count(*) FROM reordered
 
 -- find_incomplete --
--- Source transactions that lack a record without an excuse: how many such records, the first of them, and all that they lack.
+-- Source transactions that lack a record without an excuse: how many such records, the first of them, and all that they
+-- lack.
 CREATE TABLE incomplete AS
 SELECT transaction_id, sum(excuse = 0) AS missing, min(CASE WHEN excuse = 0 THEN id END) AS first_id, count(*) AS absent
 FROM absent
@@ -155,7 +158,7 @@ CREATE UNIQUE INDEX incomplete_transaction ON incomplete (transaction_id);
 SELECT transaction_id, missing, first_id, absent FROM incomplete
 
 -- find_torn --
--- Of an incomplete transaction, some records are there.
+-- Incomplete transactions that have some records in Kafka.
 CREATE TABLE torn AS
 SELECT incomplete.transaction_id, incomplete.missing, incomplete.first_id
 FROM incomplete

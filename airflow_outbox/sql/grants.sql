@@ -1,8 +1,10 @@
--- What each role may do. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the outbox's id;
--- {staging}: the schema of jobs' staging tables; {owner}: who owns the outbox.
+-- The rights of each role. {role}: the role; {schema}: the schema of the tables; {sequence}: the sequence of the
+-- outbox's id;
+-- {staging}: the schema of jobs' staging tables; {owner}: the outbox's owner.
 
 -- stash --
--- To stash records: insert the allowed columns, draw ids, read what a ticket is made of, and how far all is out. Nothing else.
+-- To stash records: insert the allowed columns, draw ids, and read the parts of a ticket and how far everything is
+-- published. Nothing else.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
@@ -10,7 +12,8 @@ GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark, doubt, secret) ON {published} TO {role};
 
 -- stash_ticket --
--- And to count what is left of a transaction, or parked, where the outbox has the column: without it no ticket is answered.
+-- And to count a transaction's remaining or parked records, where the outbox has the column. Without it no ticket is
+-- answered.
 GRANT SELECT (transaction_id) ON {outbox} TO {role};
 GRANT SELECT (transaction_id, incarnation, reason, discarded_at) ON {parked} TO {role};
 
@@ -19,7 +22,7 @@ GRANT SELECT (transaction_id, incarnation, reason, discarded_at) ON {parked} TO 
 GRANT INSERT (kafka_partition) ON {outbox} TO {role};
 
 -- harvest --
--- To harvest: mark, purge, keep the fence row, and see that the ids go on.
+-- To harvest: mark, purge, keep the fence row, and see how far the ids are.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};
@@ -33,7 +36,7 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked}, {published} TO {role};
 
 -- harvest_archive --
--- And to move what is published into the archive, and to delete there what came into no day's partition.
+-- And to move published records into the archive, and to delete records from its default partition.
 GRANT SELECT, INSERT ON {archive} TO {role};
 GRANT SELECT, DELETE ON {default} TO {role};
 
@@ -42,7 +45,7 @@ GRANT SELECT, DELETE ON {default} TO {role};
 GRANT SELECT ON {archive} TO {role};
 
 -- replay --
--- And to stash again what is in the archive, once under an id, beside what `stash` allows.
+-- And to stash archived records again, once under an id, beside what `stash` allows.
 GRANT SELECT, INSERT (app_id, version, records, incarnation) ON {commits} TO {role};
 
 -- operate --
@@ -55,6 +58,7 @@ GRANT UPDATE (requested, request_reason) ON {parked} TO {role};
 CREATE SCHEMA {staging} AUTHORIZATION {owner};
 
 -- job --
--- For a job that commits once under an id, beside what `stash` allows: its staging tables, in a schema of theirs, and the list of commits.
+-- For a job that commits once under an id, beside what `stash` allows: its staging tables, in their own schema, and the
+-- list of commits.
 GRANT USAGE, CREATE ON SCHEMA {staging} TO {role};
 GRANT SELECT, INSERT (app_id, version, records, incarnation) ON {commits} TO {role};

@@ -1,13 +1,15 @@
--- Rows that are loaded with transaction ids of their own: by pg_restore --data-only, by a copy of a backup, by replication. A window
--- goes by transaction ids, so it would never show a row with a past one, and show a row with a future one again and again.
--- {outbox}: the table; {loaded}: the trigger function beside it; {owner}: who owns both. Only for a table that has the column transaction_id.
+-- Rows loaded with their own transaction ids: by pg_restore --data-only, by a copy of a backup, by replication. A
+-- window goes by transaction ids, so it would never show a row with a past one, and show a row with a future one again
+-- and again.
+-- {outbox}: the table; {loaded}: the trigger function beside it; {owner}: the owner of both. Only for a table that has
+-- the column transaction_id.
 
 -- guard --
--- Gives each row that is inserted the id of the transaction that inserts it, and keeps it. Rows that take the column's default cost a
--- comparison and nothing else. The trigger comes AFTER the insert, for a BEFORE trigger makes COPY write row by row. It is on in
--- replication, too (ENABLE ALWAYS). It runs as the outbox's owner, since who may insert a row need not be allowed to update it; nobody
--- else may make a trigger of the function. Updates have none: it would make every mark 4 to 8% dearer, and only the owner may update
--- the column.
+-- Gives each inserted row the id of the transaction that inserts it, and keeps it. Rows that take the column's default
+-- cost only a comparison. The trigger comes AFTER the insert, since a BEFORE trigger makes COPY write row by row. It is
+-- on in replication, too (ENABLE ALWAYS). It runs as the outbox's owner, since a role that may insert a row need not be
+-- allowed to update it. Nobody else may make a trigger of the function. Updates have no trigger: it would make every
+-- mark 4 to 8% dearer, and only the owner may update the column.
 CREATE OR REPLACE FUNCTION {loaded}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $function$
@@ -24,7 +26,7 @@ FOR EACH ROW WHEN (NEW.transaction_id <> pg_current_xact_id()) EXECUTE FUNCTION 
 ALTER TABLE {outbox} ENABLE ALWAYS TRIGGER loaded
 
 -- owner --
--- The role that owns the outbox.
+-- The outbox's owner.
 SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass(%(outbox)s)
 
 -- is_guarded --

@@ -1,16 +1,17 @@
--- Every statement about parked records. {parked}: the table; {columns}: the outbox's columns that a parked record keeps. What changes
--- anything on the leader's behalf locks the fence row (FOR SHARE) and does nothing unless it is this view's.
+-- Every statement about parked records. {parked}: the table; {columns}: the outbox's columns that a parked record
+-- keeps. A statement that changes anything on the leader's behalf locks the fence row (FOR SHARE) and does nothing
+-- unless that names this view.
 
 -- lanes --
 -- How many records wait in each lane.
 SELECT kafka_topic, kafka_key, count(*) FROM {parked} WHERE discarded_at IS NULL GROUP BY kafka_topic, kafka_key
 
 -- topics --
--- The topics that are parked as such: a record was refused because of its topic.
+-- The topics that are parked whole: a record was refused because of its topic.
 SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause IS NOT NULL AND cause = ANY(%(causes)s)
 
 -- park --
--- Moves records out of the outbox, by exact ids, if they are the view's to move; says whether the fence is this view's.
+-- Moves records out of the outbox, by exact ids, if the view may move them. Returns whether the fence names this view.
 WITH fence AS MATERIALIZED (
     SELECT incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), moved AS (
@@ -37,12 +38,15 @@ pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
 leader_id = %(view)s
 
 -- due --
--- Records to publish now: those of lanes in which one is to be tried, from the lane's first one on; when one stands for its whole topic,
--- those of the topic, of each lane up to the first record that has a cause of its own: it waits for its own retry, and must not take up
--- the room of others; those of all lanes, if that is wanted and any is to be tried. Rows as the reading of the outbox gives them, with the
--- number in the parked table in place of the id, and no more than it takes to reach max_bytes. A time further ahead than any delay is of
--- a clock that was set back since: it is now. By joins: Postgres compares each row with each one asked for, where it takes a subquery in
--- an OR for large. Records without a key have a branch of their own, for USING joins no nulls.
+-- Records to publish now:
+-- - of lanes in which one is to be tried, from the lane's first one on
+-- - of the topic, when one to be tried stands for its whole topic: in each lane up to the first record that has a cause
+--   of its own. That one waits for its own retry, and must not take up others' room.
+-- - of all lanes, if that is wanted and any is to be tried
+-- Rows are as when the outbox is read, with the number in the parked table in place of the id, and no more than it
+-- takes to reach max_bytes. A time further ahead than any delay counts as now: a clock was set back since. Joins are
+-- used, since Postgres compares each row with each one asked for where it takes a subquery in an OR for large. Records
+-- without a key have their own branch, since USING joins no nulls.
 WITH asked AS MATERIALIZED (
     SELECT kafka_topic, kafka_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
     FROM {parked}
@@ -87,17 +91,17 @@ WHERE coalesce(bytes_before, 0) < %(max_bytes)s
 ORDER BY number
 
 -- in_part --
--- The transactions of which a part is here, discarded or not, and the rest in the outbox: they are being parked. Transaction ids of another
--- history say nothing.
+-- The transactions with a part here, discarded or not, and the rest in the outbox: they are being parked. Transaction
+-- ids of another history say nothing.
 SELECT DISTINCT transaction_id::text::bigint
 FROM {parked} AS part
 WHERE incarnation = (SELECT incarnation FROM {leader} WHERE shard = %(shard)s)
   AND EXISTS (SELECT FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id)
 
 -- lengths --
--- How many records of each of these transactions wait, or are still in the outbox, so that one that is being parked is not taken for whole;
--- and the last parked one's number. Of those only that may be tried. One with a record that
--- waits until somebody asks may not, unless somebody has asked for a retry of whatever records: they may wait behind it.
+-- How many records of each of these transactions wait, or are still in the outbox, so that one being parked is not
+-- taken for whole; and the last parked one's number. Only retryable transactions: none of their records waits for a
+-- manual retry, or somebody has asked for a retry of any records, which may wait behind it.
 SELECT transaction_id::text::bigint,
        count(*) + (SELECT count(*) FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id),
        max(number)
@@ -108,7 +112,7 @@ HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))
     OR EXISTS (SELECT FROM {parked} WHERE discarded_at IS NULL AND requested = 'retry')
 
 -- unpark --
--- Deletes parked records that were published, and archives them, where that is wanted.
+-- Deletes published parked records, and archives them, where that is wanted.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
@@ -117,8 +121,9 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- release --
--- Makes due what nothing holds any more: the first records of lanes that were not refused themselves, unless one that was stands for their
--- topic. At most so many at a time; says how many. Two steps, so that the lanes' heads are found in the index alone.
+-- Makes due the records that nothing holds any more: the first ones of lanes, unless they were refused themselves or a
+-- refused one stands for their topic. At most so many at a time; returns how many. Two steps, so that the index alone
+-- finds the lanes' heads.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), heads AS (
@@ -142,10 +147,11 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 
 -- note_refusals --
--- Parked records were refused again: why, and when to try again. A delay that is null waits for somebody to ask. For others that were tried
--- with them in vain that is the answer to a retry that was asked for, or due: they wait for those, and a cause of theirs that can pass, or
--- for which another one stands, is found again, or not. The same holds for all that comes behind a refused record in its lane, or in its
--- topic where the cause is the topic's, also for those that were too many to be tried with it: or they would have it tried for ever.
+-- Notes why parked records were refused again, and when to try again (a null delay: when somebody asks). For others
+-- tried with them this answers a retry that was asked for, or due: they wait for the refused ones. Their cause is
+-- cleared if it can pass, or another record stands for it: it is found again, or not. The same holds for everything
+-- behind a refused record in its lane, or in its topic where the cause is the topic's, also for records that were too
+-- many to be tried with it: otherwise they would have it tried for ever.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), refused AS (
@@ -189,7 +195,7 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- discard_requested --
--- Takes out of their lanes what operators have asked to discard; the records stay in the table.
+-- Takes records out of their lanes that operators have asked to discard. They stay in the table.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), discarded AS (
@@ -200,27 +206,28 @@ WITH fence AS MATERIALIZED (
 SELECT kafka_topic, kafka_key FROM discarded
 
 -- ask --
--- Asks the leader to retry or discard records. A trigger enters the asker and the time; they and the reason stay with a record that is
--- discarded.
+-- Asks the leader to retry or discard records. A trigger enters the asker and the time. They and the reason stay with a
+-- discarded record.
 UPDATE {parked}
 SET requested = %(request)s, request_reason = %(reason)s
 WHERE discarded_at IS NULL AND {chosen}
 
 -- forget --
--- Empties discarded records; what was discarded when, why and by whom stays. An empty slice is an empty array of whatever type.
+-- Empties discarded records, and keeps what was discarded when, why and by whom. An empty slice is an empty array of
+-- whatever type.
 UPDATE {parked}
 SET kafka_value = NULL, kafka_header_keys = kafka_header_keys[1:0], kafka_header_values = kafka_header_values[1:0],
     purged_at = clock_timestamp()
 WHERE discarded_at IS NOT NULL AND purged_at IS NULL AND {chosen}
 
 -- chosen --
--- Part of the statements that operators' commands use: which records are meant.
+-- Part of operators' commands: which records are meant.
 (%(topic)s::text IS NULL OR kafka_topic = %(topic)s::text)
 AND (%(key)s::{key_type} IS NULL OR kafka_key = %(key)s::{key_type})
 AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
 
 -- list --
--- Parked records without their contents, in order; of those that wait, or of those that were discarded.
+-- Parked records without their contents, in order: those that wait, or those that were discarded.
 SELECT id, kafka_topic AS topic, kafka_key AS key, {transaction_id} AS transaction_id, cause, reason, attempts, create_time, parked_at,
        last_attempt_at, retry_at, requested, requested_by, requested_at, request_reason, discarded_at, purged_at
 FROM {parked}
@@ -229,7 +236,7 @@ ORDER BY number
 LIMIT %(limit)s
 
 -- show --
--- Parked records whole, those that wait and those that were discarded, in order.
+-- Parked records whole, waiting and discarded ones, in order.
 SELECT id, kafka_topic AS topic, kafka_key AS key, kafka_value AS value, kafka_header_keys AS header_names,
        kafka_header_values AS header_values, {partition} AS partition, {transaction_id} AS transaction_id, cause, reason, attempts,
        create_time, parked_at, last_attempt_at, retry_at, requested, requested_by, requested_at, request_reason, discarded_at, purged_at
@@ -239,11 +246,12 @@ ORDER BY number
 LIMIT %(limit)s
 
 -- counts --
--- How many records wait: by the cause of their refusal, the commonest first; null are those that wait behind others.
+-- How many records wait, by the cause of their refusal, the commonest first. Null stands for those that wait behind
+-- others.
 SELECT cause, count(*) FROM {parked} WHERE discarded_at IS NULL GROUP BY cause ORDER BY count(*) DESC, cause
 
 -- refused --
--- How many records that wait were refused themselves, and some of their topics.
+-- How many waiting records were refused themselves, and some of their topics.
 SELECT count(*), ARRAY(
     SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause IS NOT NULL ORDER BY kafka_topic LIMIT %(topics)s
 )
@@ -251,7 +259,8 @@ FROM {parked}
 WHERE discarded_at IS NULL AND cause IS NOT NULL
 
 -- transactions --
--- How many source transactions have a refused record, and how many wait only because they touch the keys of such.
+-- How many source transactions have a refused record, and how many wait only because they touch such a transaction's
+-- keys.
 SELECT count(*) FILTER (WHERE refused), count(*) FILTER (WHERE NOT refused)
 FROM (
     SELECT bool_or(cause IS NOT NULL) AS refused FROM {parked} WHERE discarded_at IS NULL GROUP BY transaction_id

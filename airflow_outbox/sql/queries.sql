@@ -1,12 +1,15 @@
--- Every statement of a running outbox. {outbox}, {leader}: its tables; {key_type}, {value_type}, {header_type}: its columns' types.
--- A connection of the outbox's own looks for functions and operators in pg_catalog alone. What also runs on a caller's connection, up to
--- `identity`, `commit_once` and `earlier_commit` names them so that no other schema's can fit better.
--- `view` is the term of leadership that asks. A statement that changes anything locks the fence row (FOR SHARE) and goes by what that
--- row says once it has the lock: a successor's take-over, an UPDATE of the same row, comes either before it or after it, never between.
+-- Every statement of a running outbox. {outbox}, {leader}: its tables; {key_type}, {value_type}, {header_type}: its
+-- columns' types.
+-- A connection of the outbox's own looks for functions and operators in pg_catalog alone. Statements that also run on a
+-- caller's connection (up to `identity`, `commit_once` and `earlier_commit`) name them so that no other schema's can
+-- fit better.
+-- `view` is the term of leadership that asks. A statement that changes anything locks the fence row (FOR SHARE) and
+-- goes by what it says once it has the lock. So a successor's take-over, an UPDATE of the same row, comes either before
+-- it or after it, never between.
 
 -- begin_session --
--- On each connection of the outbox's own: whatever a role or database has set, it changes nothing. Where the role would look for tables
--- comes back. The caller knows how long a statement may take.
+-- For each connection of the outbox's own: overrides the settings of role and database. Returns where the role would
+-- look for tables. The caller knows how long a statement may take.
 SELECT pg_catalog.current_schemas(false)::pg_catalog.text[];
 SET search_path = pg_catalog;
 SET synchronous_commit = {durable};
@@ -63,7 +66,7 @@ WITH stashed AS (
 SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- ticket --
--- The ticket of the caller's transaction, for a writer that fills the outbox by a statement of its own.
+-- The ticket of the caller's transaction, for a writer that fills the outbox by its own statement.
 SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM {leader} WHERE shard = 0
 
 -- identity --
@@ -71,13 +74,13 @@ SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM 
 SELECT outbox_id, schema_version, incarnation FROM {leader} WHERE shard = 0
 
 -- wait_briefly --
--- Before a take-over: a lock on the fence row that is held for this long is held by a process that has stopped.
+-- Before a take-over: a process that locks the fence row for this long has stopped.
 SET LOCAL lock_timeout = '1s'
 
 -- take_over --
--- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row. `after`, unless
--- it is empty, are the only views that may be followed. `outbox_id`, unless it is null, is the outbox that the harvester was started for.
--- The history is recorded by the first leader of an incarnation.
+-- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row.
+-- `after`, unless empty, holds the only views that may be followed. `outbox_id`, unless null, is the outbox that the
+-- harvester was started for. An incarnation's first leader records the history.
 UPDATE {leader} AS fence
 SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
     heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0,
@@ -95,9 +98,9 @@ WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR fence.view = 
 RETURNING true
 
 -- fence --
--- The fence row, if it is this view's, and what the database says of itself now: the history that it is of, and how far its ids and
--- transaction ids have come. Ids that come from no sequence never fall back; without the right to read the sequence, its
--- value is null.
+-- The fence row, if it names this view, and what the database says of itself now: its history, and how far its ids and
+-- transaction ids have come. Ids that come from no sequence never fall back. Without the right to read the sequence,
+-- its value is null.
 SELECT paused, coalesce(handover_asked_at > took_over_at, false), outbox_id, incarnation, delivery, transactional_ids,
        system_identifier, timeline, table_oid::bigint, database_oid::bigint,
        (pg_control_system()).system_identifier,
@@ -112,8 +115,9 @@ FROM {leader}, CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS seq
 WHERE shard = %(shard)s AND view = %(view)s
 
 -- begin --
--- Records how the term harvests, which ledger it goes by, and what its producers are known by (null: as before). From now on only this
--- view can publish what the witness does not know of. A history that an earlier release recorded, without the database's oid, gets it.
+-- Records how the term harvests, which ledger it goes by, and its producers' ids (null: as before). From now on only
+-- this view can publish records that the witness does not know of. A history from an earlier release, without the
+-- database's oid, gets it.
 UPDATE {leader}
 SET begun_view = %(view)s, database_oid = coalesce(database_oid, (SELECT oid FROM pg_database WHERE datname = current_database())),
     delivery = %(delivery)s, transactional_ids = coalesce(%(transactional_ids)s::text[], transactional_ids), ledger_topic_id = %(topic_id)s,
@@ -124,11 +128,13 @@ WHERE shard = %(shard)s AND view = %(view)s
 RETURNING true
 
 -- backend --
--- This connection's own backend, as the fence row names it: a process id alone could be another's by the time it is used.
+-- This connection's own backend, as the fence row names it. A process id alone could be another's by the time it is
+-- used.
 SELECT jsonb_build_object('pid', pid, 'started', backend_start) FROM pg_stat_activity WHERE pid = pg_backend_pid()
 
 -- end_old_backends --
--- Ends the backends that the fence row names. A stopped process keeps its transaction, and so its lock, for ever otherwise.
+-- Ends the backends that the fence row names. Otherwise a stopped process keeps its transaction, and so its lock, for
+-- ever.
 SELECT count(pg_terminate_backend(activity.pid))
 FROM {leader}
 CROSS JOIN LATERAL jsonb_to_recordset(backends) AS old (pid integer, started timestamptz)
@@ -136,9 +142,9 @@ JOIN pg_stat_activity AS activity ON activity.pid = old.pid AND activity.backend
 WHERE shard = %(shard)s
 
 -- mark --
--- Claims the next records by id, unmarked or marked by another view, and returns them: at most max_records, and no more than it takes
--- to reach max_bytes; only those that carry a mark, when `only_marked`. Nothing comes back when nothing is due or when the fence is
--- another view's; `holds_fence` tells which.
+-- Claims the next records by id, unmarked or marked by another view, and returns them: at most max_records, and no more
+-- than it takes to reach max_bytes; only marked ones, when `only_marked`. Nothing comes back when nothing is due or
+-- when the fence names another view; `holds_fence` tells which.
 WITH due AS MATERIALIZED (
     SELECT id
     FROM (
@@ -169,17 +175,17 @@ FROM marked {measured}
 ORDER BY id
 
 -- prefer_indexes --
--- For the connection that reads: statistics that lag behind must not make it scan the table, which may be mostly dead rows, nor collect
--- and sort all that is left of a window for each of its pages. Up to Postgres 17 what is off costs so much that Postgres would compile
--- every such statement, for some 400 ms.
+-- For the reading connection. Outdated statistics must not make it scan the table, which may be mostly dead rows, nor
+-- collect and sort the rest of a window for each of its pages. Up to Postgres 17, disabled plans cost so much that
+-- Postgres would compile every such statement, for some 400 ms.
 SET enable_seqscan = off;
 SET enable_sort = off;
 SET jit = off;
 SET max_parallel_workers_per_gather = 0
 
 -- newest_transaction_id --
--- Part of `fence`, where the outbox has the column: the highest id in it of a transaction that has not begun yet. No lower one is looked
--- for, since the index leads to dead rows as well, and there may be millions of them at its end.
+-- Part of `fence`, where the outbox has the column: the highest id in it of a transaction that has not begun yet. Lower
+-- ids are not looked for, since the index leads to dead rows as well, and there may be millions of them at its end.
 coalesce((
     SELECT record.transaction_id::text::bigint
     FROM {outbox} AS record
@@ -193,15 +199,15 @@ coalesce((
 SELECT set_config('statement_timeout', %(milliseconds)s::text, true)
 
 -- lowest_id --
--- The first record by id. While Postgres can't remove dead rows, all of those that come before it are looked at.
+-- The first record by id. While Postgres can't remove dead rows, this looks at all of those before it.
 SELECT id FROM {outbox} ORDER BY id LIMIT 1
 
 -- read_window --
--- The first page of a window: the records of the transactions that the snapshot `after` does not see, by the index on transaction_id.
--- OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not vacuumed. The first row is no
--- record: it tells what the statement saw, how far Postgres' log was written and durable by then, which table it read, and the last id
--- that was drawn. Each record tells its size; of one above max_size value and headers are left out, so that a page never holds more than
--- max_records times max_size, and of one that Kafka would not take.
+-- The first page of a window: the records of transactions that the snapshot `after` does not see, by the index on
+-- transaction_id. OFFSET 0 keeps the planner from walking the primary key instead, through all that was purged and not
+-- vacuumed. The first row is no record. It tells what the statement saw, how far Postgres' log was written and durable
+-- by then, which table it read, and the last id drawn. Each record tells its size. One above max_size, or that Kafka
+-- would not take, comes without value and headers. So a page never holds more than max_records times max_size.
 SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
@@ -221,8 +227,8 @@ UNION ALL (
 )
 
 -- read_on --
--- A page by the primary key: of the first window of a term, which is the whole table (`after` null), or further pages of a window, which
--- are restricted to the snapshot that the first page was read in (`within`). The rows are as above.
+-- A page by the primary key: of a term's first window, which is the whole table (`after` null), or a further page of a
+-- window, restricted to the snapshot that the first page was read in (`within`). The rows are as above.
 SELECT NULL::bigint, concat_ws(' ', pg_current_snapshot(), pg_current_wal_insert_lsn() - '0/0', {durable}, {table}, {last_drawn}),
        NULL, NULL, NULL, NULL, NULL, NULL, NULL::bigint
 UNION ALL (
@@ -248,10 +254,10 @@ WHERE transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
 GROUP BY transaction_id
 
 -- purge_published --
--- Deletes published records, by exact ids and as far as the snapshot they were read within sees their transactions, if the fence is this
--- view's; archives them, where that is wanted; says whether it is, and how far Postgres' log is on disk. Announces the watermark with it
--- (null: no news), on a channel named after the outbox: the shard, the incarnation, and the snapshot, unless it is too long for a
--- notification; who hears looks then.
+-- Deletes published records, or archives them, if the fence names this view: by exact ids, as far as the snapshot they
+-- were read within sees their transactions. Returns whether the fence does, and how far Postgres' log is on disk.
+-- Announces the watermark (null: no news) on a channel named after the outbox: the shard, the incarnation, and the
+-- snapshot. One too long for a notification is left out; listeners look then.
 WITH fence AS MATERIALIZED (
     SELECT shard, outbox_id, incarnation, secret FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
@@ -266,35 +272,37 @@ SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint,
 )
 
 -- announcement --
--- Part of `purge_published` and `heartbeat`: the text, and a proof that its author can read the outbox's secret, for anybody who may connect
--- may notify, and listen.
+-- Part of `purge_published` and `heartbeat`: the text, and a proof that its author can read the outbox's secret.
+-- Anybody who may connect may notify, and listen.
 concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END, encode(sha256(uuid_send(secret) || sha256(
     uuid_send(secret) || convert_to(concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END), 'UTF8')
 )), 'hex'))
 
 -- ids_one_by_one --
--- Part of `purge_published`: ids that lie scattered.
+-- Part of `purge_published`: scattered ids.
 id = ANY(%(ids)s)
 
 -- ids_between --
--- Part of `purge_published`: ids that lie so close together that their range, without the few others in it, is found sooner.
+-- Part of `purge_published`: ids so close together that their range, without the few others in it, is found sooner.
 id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 
 -- durable --
--- Part of `read_window`, `read_on` and `flushed`: how far Postgres' log is durable, as far as this session may say so without a wait. That
--- is how far it is on disk; but where commits wait for standbys, it is unknown (0), for the positions of standbys are not shown to
--- everybody.
+-- Part of `read_window`, `read_on` and `flushed`: how far Postgres' log is durable, as far as this session may say so
+-- without a wait. That is how far it is on disk. Where commits wait for standbys it is unknown (0), since not everybody
+-- may see the standbys' positions.
 CASE WHEN current_setting('synchronous_commit') = 'local' OR current_setting('synchronous_standby_names') = ''
      THEN pg_current_wal_flush_lsn() - '0/0' ELSE 0 END
 
 -- table_read --
--- Part of `read_window` and `read_on`: the table's oid and its file's number, which TRUNCATE changes, and whatever writes the table anew.
+-- Part of `read_window` and `read_on`: the table's oid and its file's number, which TRUNCATE and every rewrite of the
+-- table change.
 concat_ws(' ', to_regclass(%(outbox)s)::oid, pg_relation_filenode(to_regclass(%(outbox)s)))
 
 -- measured --
--- Part of what reads records: whether one `fits`, since Kafka's client may take one with so many bytes of key, value and headers, and about
--- what is read of it takes in memory, its `size`: a header takes more there than its bytes. What array_send() adds to the elements is
--- subtracted. The headers are measured once a record (OFFSET 0), and where they are compressed they are unpacked for it.
+-- Part of the statements that read records. `fits`: Kafka's client may take a record with so many bytes of key, value
+-- and headers. `size`: about what the part that is read takes in memory; a header takes more there than its bytes. The
+-- overhead of array_send() is subtracted. The headers are measured once a record (OFFSET 0), and compressed
+-- ones are unpacked for it.
 CROSS JOIN LATERAL (
     SELECT bytes <= %(most_bytes)s AS fits,
            CASE WHEN bytes <= %(most_bytes)s THEN bytes + 128 * cardinality(kafka_header_keys) ELSE coalesce(octet_length(kafka_key), 0) END AS size
@@ -307,8 +315,8 @@ CROSS JOIN LATERAL (
 ) AS measured
 
 -- last_drawn --
--- Part of `read_window` and `read_on`: how far the sequence of the ids is, after the snapshot was taken. Ids that come from no sequence
--- are all taken for drawn.
+-- Part of `read_window` and `read_on`: how far the sequence of the ids is, after the snapshot was taken. Ids that come
+-- from no sequence all count as drawn.
 (SELECT CASE WHEN sequence IS NULL THEN 9223372036854775807 ELSE coalesce(pg_sequence_last_value(sequence), 0) END
  FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence)
 
@@ -317,14 +325,14 @@ CROSS JOIN LATERAL (
 SELECT ({durable})::bigint
 
 -- flush --
--- Writes a message that nobody reads: the commit of this statement makes Postgres' log durable up to here, on its disk and, where commits
--- wait for standbys, on theirs.
+-- Writes a message that nobody reads. This statement's commit makes Postgres' log durable up to here, on its disk and,
+-- where commits wait for standbys, on theirs.
 SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 
 -- adopt --
--- Accepts the present history, if the fence is this view's: a new incarnation, which the ledger has not seen either, and the witness as
--- given. Ids in the upper half of all that there are were chosen by a writer: the sequence goes on above the highest of the others. The
--- other statements of an adoption follow in the same transaction.
+-- Accepts the present history, if the fence names this view: a new incarnation, which the ledger has not seen either,
+-- and the given witness. Ids in the upper half of all ids were chosen by a writer: the sequence goes on above the
+-- highest of the others. The other statements of an adoption follow in the same transaction.
 UPDATE {leader} AS fence
 SET incarnation = greatest(incarnation, %(last_incarnation)s) + 1, halted = NULL, ledger_topic_id = %(topic_id)s, witnessed_batch = %(batch)s, ledger_offset = %(offset)s,
     highest_id = greatest(%(highest_id)s, (SELECT coalesce(max(id), 0) FROM {outbox} WHERE id < 4611686018427387904)),
@@ -336,8 +344,8 @@ WHERE shard = %(shard)s AND view = %(view)s
 RETURNING incarnation, highest_id
 
 -- running_harvester --
--- The member that the fence row names, if one of its sessions is still there, or if it was heard of in the last seconds; no row otherwise.
--- A heartbeat of the future is older than a clock that was set back.
+-- The member that the fence row names, if one of its sessions is still there, or if it was heard of in the last
+-- seconds; no row otherwise. A heartbeat from the future came before a clock was set back.
 SELECT member, extract(epoch FROM clock_timestamp() - heartbeat_at)::double precision
 FROM {leader}
 WHERE shard = %(shard)s AND (
@@ -347,14 +355,14 @@ WHERE shard = %(shard)s AND (
 FOR UPDATE
 
 -- copied --
--- What a copy has of its original: the producers' names, the ledger's topic, and how many records wait or are parked.
+-- A copy's producers and ledger topic, which are its original's, and how many of its records wait or are parked.
 SELECT transactional_ids, ledger_topic_id, (SELECT count(*) FROM {outbox}), (SELECT count(*) FROM {parked} WHERE discarded_at IS NULL)
 FROM {leader}
 WHERE shard = %(shard)s
 
 -- become_new_outbox --
--- Makes the outbox of a copied database another than the one that it was copied from: its own id, and nothing known of a ledger, of a
--- history or of what is published. No view is followed, so that no statement of an earlier leader does anything.
+-- Makes the outbox of a copied database a new one: with its own id, and no knowledge of a ledger, a history or
+-- published records. It follows no view, so that no statement of an earlier leader does anything.
 UPDATE {leader}
 SET outbox_id = gen_random_uuid(), secret = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
     member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
@@ -366,7 +374,8 @@ WHERE shard = %(shard)s
 RETURNING outbox_id, incarnation, highest_id
 
 -- halt --
--- Stops harvesting until an operator adopts, whoever leads: the difference that was found may not show any more by the next look.
+-- Stops harvesting until an operator adopts, whoever leads: the difference found may not show any more at the next
+-- look.
 UPDATE {leader} SET halted = %(reason)s WHERE shard = %(shard)s AND view = %(view)s
 
 -- adopt_transactions --
@@ -384,12 +393,12 @@ WHERE sequence IS NOT NULL
 INSERT INTO {adopted} (incarnation, differences, reason) VALUES (%(incarnation)s, %(differences)s, %(reason)s)
 
 -- holds_fence --
--- Whether the fence is this view's. Locks nothing.
+-- Whether the fence names this view. Locks nothing.
 SELECT view IS NOT DISTINCT FROM %(view)s FROM {leader} WHERE shard = %(shard)s
 
 -- purge --
--- Deletes published records, by exact ids, as long as they carry this view's mark and the fence is this view's; archives them, where
--- that is wanted; says whether the fence is this view's.
+-- Deletes published records, or archives them, by exact ids, as long as they carry this view's mark and the fence names
+-- this view. Returns whether the fence does.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
@@ -399,7 +408,7 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- reset --
--- Takes this view's mark from records that could not be published, so that the next mark of any view finds them.
+-- Removes this view's mark from records that could not be published, so that the next mark of any view finds them.
 WITH fence AS MATERIALIZED (
     SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), reset AS (
@@ -408,10 +417,10 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- heartbeat --
--- Keeps the fence row's account: alive, how many records have been published, what is witnessed of the ledger, and how far everything
--- is out (null: as before), which it announces like `purge_published`.
--- Returns what operators ask of the leader, and what tells that the table was exchanged or its ids set back; no row when the fence is
--- another view's.
+-- Keeps the fence row's account: alive, how many records have been published, what is witnessed of the ledger, and how
+-- far everything is published (null: as before), which it announces like `purge_published`. Returns operators'
+-- requests, and values that show that the table was exchanged or its ids set back; no row when the fence names another
+-- view.
 UPDATE {leader}
 SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s,
     beats = beats + 1,
@@ -428,13 +437,13 @@ RETURNING paused, coalesce(handover_asked_at > took_over_at, false), to_regclass
          pg_notify('outbox ' || outbox_id, {announcement}) END
 
 -- note_error --
--- Leaves the reason why this view could not go on where `check` and an operator find it.
+-- Records why this view could not go on, for `check` and operators.
 UPDATE {leader}
 SET last_error = %(error)s, last_error_at = clock_timestamp()
 WHERE shard = %(shard)s AND view = %(view)s
 
 -- holds_marks --
--- Whether some view has marked records that are still there. Those that harvest exactly once mark none.
+-- Whether marked records are still there. Harvesting exactly once marks none.
 SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
 
 -- is_empty --
@@ -442,7 +451,8 @@ SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
 SELECT NOT EXISTS (SELECT FROM {outbox})
 
 -- is_empty_after_watermark --
--- The same where no record can be of a transaction that the watermark sees: dead rows of those transactions are not looked at.
+-- The same where no record can be of a transaction that the watermark sees: it does not look at those transactions'
+-- dead rows.
 WITH known AS MATERIALIZED (
     SELECT coalesce(watermark, '1:1:') AS watermark FROM {leader} WHERE shard = %(shard)s
 )
@@ -450,21 +460,22 @@ SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snaps
    AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))
 
 -- commit_once --
--- Enters a job's commit. No row comes back when the same role's job and version has committed before; a rival that is committing is waited for.
+-- Enters a job's commit. Waits for a rival that is committing. Returns no row when the same role's job and version has
+-- committed before.
 INSERT INTO {commits} (app_id, version, records, incarnation)
 VALUES (%(app_id)s, %(version)s, %(records)s, (SELECT incarnation FROM {leader} WHERE shard = 0))
 ON CONFLICT DO NOTHING
 RETURNING transaction_id::text
 
 -- earlier_commit --
--- What the same role's job and version has committed before, with the parts of its ticket. Incarnation 0, which no outbox is ever in: nobody
--- knows the transaction's.
+-- The same role's earlier commit of a job and version, with the parts of its ticket. Incarnation 0, which no outbox is
+-- ever in: nobody knows the transaction's.
 SELECT entry.transaction_id::text, entry.records, fence.outbox_id, coalesce(entry.incarnation, 0)
 FROM {commits} AS entry CROSS JOIN {leader} AS fence
 WHERE app_id = %(app_id)s AND version = %(version)s AND owner IN (current_user, ''::pg_catalog.name) AND shard = 0
 
 -- harvest_privileges --
--- What the connected role may do with the tables, as the harvester needs it.
+-- The connected role's rights on the tables, as the harvester needs them.
 SELECT has_table_privilege(%(outbox)s, 'SELECT') AND has_table_privilege(%(outbox)s, 'DELETE')
        AND has_column_privilege(%(outbox)s, 'leader_id', 'UPDATE') AS outbox,
        has_table_privilege(%(leader)s, 'SELECT') AND has_table_privilege(%(leader)s, 'UPDATE') AS leader
@@ -483,8 +494,8 @@ CREATE SCHEMA {schema}
 CREATE SCHEMA {staging} AUTHORIZATION {owner}
 
 -- staging_schema --
--- The owner of the schema in which jobs stage (null: it is not there), and whether that is the outbox's owner or a superuser; the outbox's
--- owner; and whether the connected role may make schemas.
+-- The owner of the schema in which jobs stage (null: it is not there), and whether that is the outbox's owner or a
+-- superuser; the outbox's owner; and whether the connected role may make schemas.
 SELECT holder.oid::regrole::text, coalesce(holder.rolsuper OR holder.oid = relowner, true), relowner::regrole::text,
        has_database_privilege(current_database(), 'CREATE')
 FROM pg_class
@@ -496,7 +507,7 @@ WHERE pg_class.oid = to_regclass(%(table)s)
 UPDATE {leader} SET schema_version = %(version)s
 
 -- where_it_is --
--- The schema that a table is found in, and the schema and name of the sequence that its ids are drawn from.
+-- A table's schema, and the schema and name of the sequence that its ids are drawn from.
 SELECT nspname, (
     SELECT ARRAY[place.nspname, sequence.relname]::text[]
     FROM pg_class AS sequence JOIN pg_namespace AS place ON place.oid = sequence.relnamespace
@@ -519,7 +530,7 @@ SELECT current_setting('server_encoding')
 SELECT current_setting('synchronous_standby_names')
 
 -- pending_topics --
--- The topics of the records that wait, as far as a look at the first ones tells.
+-- The topics of waiting records, as far as a look at the first ones tells.
 SELECT DISTINCT kafka_topic FROM (SELECT kafka_topic FROM {outbox} ORDER BY id LIMIT %(limit)s) AS head
 
 -- ask_pause --
@@ -531,26 +542,26 @@ UPDATE {leader} SET paused = %(paused)s
 UPDATE {leader} SET handover_asked_at = clock_timestamp() WHERE shard = %(shard)s
 
 -- status --
--- One row a shard.
+-- One row per shard.
 SELECT shard, member, view, took_over_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent_for,
        published, in_flight, rate, paused, last_error, last_error_at
 FROM {leader}
 ORDER BY shard
 
 -- backlog --
--- How many records wait, and since when the oldest has been waiting, in seconds. What a writer gave as the time may be any: infinity
--- tells nothing, and nothing has been waiting since the future.
+-- How many records wait, and for how many seconds the oldest has waited. A writer may give any time: infinity is
+-- ignored, and a time in the future counts as now.
 SELECT count, extract(epoch FROM clock_timestamp() - CASE WHEN oldest > clock_timestamp() THEN clock_timestamp() ELSE oldest END)::float8
 FROM (SELECT count(*), min(create_time) FILTER (WHERE isfinite(create_time)) AS oldest FROM {outbox}) AS waiting
 
 -- dead_rows --
--- About how many purged rows still take up room in the outbox, for no vacuum has removed them.
+-- About how many purged rows still take up room in the outbox, since no vacuum has removed them.
 SELECT pg_stat_get_dead_tuples(to_regclass(%(outbox)s))
 
 -- oldest_holder --
--- Who keeps Postgres from removing dead rows for longest, and for how many seconds: a session with an open transaction or statement, a
--- prepared transaction, or a replication slot (of which nobody knows since when). Sessions of other roles show only to members of
--- pg_read_all_stats.
+-- The session (with an open transaction or statement), prepared transaction or replication slot that has kept Postgres
+-- from removing dead rows for longest, and for how many seconds (nobody knows that of a slot). Other roles' sessions
+-- show only to members of pg_read_all_stats.
 SELECT kind, name, pid, seconds::float8
 FROM (
     SELECT 'session' AS kind, concat_ws(', ', usename, nullif(application_name, ''), state) AS name, pid,
@@ -576,8 +587,8 @@ SELECT pg_size_pretty(pg_total_relation_size(oid)), greatest(reltuples, 0)::bigi
 FROM pg_class WHERE oid = to_regclass(%(table)s)
 
 -- add_transaction_id --
--- To an outbox that goharvest made. The default differs from row to row as far as Postgres knows, so it rewrites the table,
--- which nobody can read or write meanwhile; rows that are there get the id of this transaction.
+-- For an outbox that goharvest made. To Postgres the default differs from row to row, so this rewrites the table, which
+-- nobody can read or write meanwhile. Existing rows get the id of this transaction.
 ALTER TABLE {outbox} ADD COLUMN transaction_id XID8 NOT NULL DEFAULT pg_current_xact_id();
 CREATE INDEX ON {outbox} (transaction_id);
 ALTER TABLE {parked} ADD COLUMN IF NOT EXISTS transaction_id XID8;

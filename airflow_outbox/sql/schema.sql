@@ -19,8 +19,8 @@ CREATE TABLE {outbox} (
 
 CREATE INDEX ON {outbox} (transaction_id);
 
--- One row a shard: its fence. Every row repeats what belongs to the outbox as a whole, so that a leader's statement that locks its
--- fence sees, in the same row, whether the outbox is still the one it knows.
+-- One row per shard: its fence. Every row repeats what belongs to the whole outbox. So a leader's statement that locks
+-- its fence sees, in the same row, whether the outbox is still the one it knows.
 CREATE TABLE {leader} (
     shard             INTEGER PRIMARY KEY CHECK (shard >= 0),
     outbox_id         UUID NOT NULL,
@@ -58,10 +58,11 @@ CREATE TABLE {leader} (
     secret            UUID NOT NULL DEFAULT gen_random_uuid()
 );
 
--- How far everything is out, one row a shard, up to a second late: a transaction whose id a watermark sees has been decided, and all of
--- its records that are committed are published. `topics` are the records published in this incarnation, up to and with `batch`.
--- `doubt` is why nobody can tell (null: it can be told); no watermark is shown then. Transaction ids mean something only in the history
--- that the leader row records. Announcements are proved by the `secret`. A comparison with it that is added here has to let pass what is not recorded yet (null).
+-- How far everything is published, one row per shard, up to a second late. A transaction whose id a watermark sees has
+-- been decided, and all of its committed records are published. `topics` counts the records published in this
+-- incarnation, up to and with `batch`. `doubt` is why nobody can tell (null: it can be told); no watermark is shown
+-- then. The `secret` proves announcements. Transaction ids mean something only in the history that the leader row
+-- records. A comparison with it that is added here must accept what is not recorded yet (null).
 CREATE VIEW {published} AS
 SELECT shard, outbox_id, incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch, topics, doubt,
        secret
@@ -83,7 +84,7 @@ CROSS JOIN LATERAL (
     LEFT JOIN pg_class AS beside ON beside.relnamespace = own.schema AND beside.relname = own.name
 ) AS history;
 
--- What operators have accepted of another history, one row an incarnation.
+-- Other histories that operators have accepted, one row per incarnation.
 CREATE TABLE {adopted} (
     incarnation INTEGER PRIMARY KEY,
     adopted_at  TIMESTAMPTZ NOT NULL DEFAULT now(),
@@ -92,9 +93,9 @@ CREATE TABLE {adopted} (
     reason      TEXT NOT NULL
 );
 
--- What jobs have committed: a job that is tried again under the same id and version finds its row here and writes nothing. The
--- transaction's id means something in its incarnation only (null: entered by an older release). An entry counts for the role that has entered
--- it, or for all, if an older release has ('').
+-- Jobs' commits. A job that is tried again under the same id and version finds its row here and writes nothing. The
+-- transaction's id means something in its incarnation only (null: an older release entered it). An entry counts for the
+-- role that entered it, or for all, if an older release did ('').
 CREATE TABLE {commits} (
     app_id         TEXT NOT NULL,
     version        BIGINT NOT NULL,
@@ -106,11 +107,11 @@ CREATE TABLE {commits} (
     PRIMARY KEY (app_id, version, owner)
 );
 
--- Records that could not be published, and those that wait behind them; what was discarded stays until it is purged.
+-- Records that could not be published, and those that wait behind them. Discarded ones stay until they are purged.
 CREATE TABLE {parked} (LIKE {outbox});
 ALTER TABLE {parked}
     DROP COLUMN leader_id,
-    ALTER COLUMN kafka_key DROP NOT NULL,  -- a record without one, where somebody lets the outbox have such, can be parked, too
+    ALTER COLUMN kafka_key DROP NOT NULL,  -- a record without one, if the outbox allows that, can be parked, too
     ADD COLUMN number          BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     ADD COLUMN incarnation     INTEGER NOT NULL,
     ADD COLUMN cause           TEXT,
@@ -133,7 +134,7 @@ CREATE INDEX ON {parked} (transaction_id);
 
 INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 6);
 
--- A request bears the name of the session's user, whatever it says.
+-- A request bears the session user's name, whatever it says.
 CREATE FUNCTION {asked}() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $function$

@@ -1,9 +1,9 @@
 -- Problems that `init`, `check` and the harvester look for before they trust the tables of an outbox.
 
 -- problems --
--- Each thing that is wrong with a relation, in words: `names` and `kinds` are relations that ought to be there, or may be. A relation is
--- trusted if it belongs to the outbox's owner, to the owner of its schema or database, who could drop all of it, or to a superuser; so are
--- the functions of its triggers.
+-- Each problem of a relation, in words. `names` and `kinds` are relations that must or may be there. A relation is
+-- trusted if it belongs to the outbox's owner, to the owner of its schema or database, who could drop all of it, or to
+-- a superuser. So are its triggers' functions.
 WITH outbox AS (
     SELECT oid, relowner, relnamespace FROM pg_class WHERE oid = to_regclass(%(outbox)s)
 ), used AS (

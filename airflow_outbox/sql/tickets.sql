@@ -1,14 +1,15 @@
--- What is asked of tickets: whether transactions are published. {published}: the view; {outbox}: the table. They run on callers'
--- connections, so every function is named with its schema, and every operator finds exactly its types in pg_catalog.
+-- The statements about tickets: whether transactions are published. {published}: the view; {outbox}: the table. They
+-- run on callers' connections, so every function is named with its schema, and every operator finds exactly its types
+-- in pg_catalog.
 
 -- watermarks --
--- How far everything is out, one row a shard; why nobody can tell; which run of which server has answered; and by what announcements are
--- proved.
+-- How far everything is published, one row per shard; why nobody can tell; which run of which server has answered; and
+-- the secret that proves announcements.
 SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, secret
 FROM {published} ORDER BY shard
 
 -- account --
--- The same, with the last batch and the records published of each topic by then.
+-- The same, with the last batch and the published records of each topic by then.
 SELECT outbox_id, incarnation, delivery, watermark::text, doubt, extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text, secret, batch, topics
 FROM {published} ORDER BY shard
 
@@ -17,8 +18,9 @@ FROM {published} ORDER BY shard
 SELECT doubt FROM {published} WHERE doubt IS NOT NULL ORDER BY shard LIMIT 1
 
 -- outcomes --
--- What became of transactions, and under which name one was prepared and not ended. An id at or above the snapshot's xmax has not
--- ended, and of one that has not begun Postgres would not say anything. Of very old ones it has forgotten it (null).
+-- The outcome of transactions, and the name under which one was prepared and not ended. An id at or above the
+-- snapshot's xmax has not ended; Postgres would not say anything of one that has not begun. It has forgotten very old
+-- ones (null).
 SELECT asked.id::text::bigint,
        CASE WHEN asked.id >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) THEN 'in progress' ELSE pg_catalog.pg_xact_status(asked.id) END,
        prepared.gid, extract(epoch FROM pg_catalog.clock_timestamp() - prepared.prepared)::float8
@@ -26,8 +28,8 @@ FROM pg_catalog.unnest(%(transaction_ids)s::text[]::xid8[]) AS asked (id)
 LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared ON prepared.transaction = asked.id::xid AND prepared.database = pg_catalog.current_database()
 
 -- left --
--- How many records of each transaction are in the outbox, in order, and of at most so many records in all: the last transaction may have
--- more, and those behind it do not show. None where there are none.
+-- How many records of each transaction are in the outbox, in order, counting at most so many in all: the last
+-- transaction may have more, and those behind it do not show. Transactions without any give no row.
 SELECT transaction_id::text::bigint, pg_catalog.count(*)
 FROM (
     SELECT transaction_id FROM {outbox}
@@ -43,9 +45,11 @@ ORDER BY transaction_id
 SELECT pg_catalog.has_column_privilege(%(outbox)s::text, 'transaction_id'::text, 'SELECT'::text)
 
 -- settled --
--- The last word on transactions that a watermark is known to see: it is asked after that is known. Whether the watermark still counts:
--- the same incarnation, on the same run of the same server, and no doubt about either; what became of each transaction; how many of its
--- records wait among the parked ones, how many were discarded, and some of the reasons.
+-- The last word on transactions, asked after a watermark is known to see them:
+-- - whether the watermark still counts: the same incarnation, on the same run of the same server, and no doubt about
+--   either
+-- - what became of each transaction
+-- - how many of its records are parked, how many were discarded, and some of the reasons
 SELECT asked.id::text::bigint,
        (SELECT coalesce(pg_catalog.bool_and(doubt IS NULL AND incarnation = %(incarnation)s), false) FROM {published})
            AND extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text = %(server)s,

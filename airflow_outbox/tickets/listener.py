@@ -1,19 +1,23 @@
-"""Wait for many tickets, and follow outboxes, over one connection to a database: for event loops, Airflow's triggerer
-above all.
+"""Wait for many tickets, and follow outboxes, over one connection to a database: for event loops, above all Airflow's
+triggerer.
 
 A leader announces every move of the watermark by NOTIFY as it deletes what it has published, and at least once a second
-(sql/queries.sql: purge_published, heartbeat). So whoever listens hears within milliseconds of a commit in Kafka.
-Whether a transaction was committed, Postgres alone knows, and is asked, once a connection. When the watermark sees it,
-Postgres has the last word, in one statement: whether the watermark still counts, whether the transaction has committed,
-and whether any of its records is parked. That is asked last: a record that is parked is moved before the watermark
-moves. Where no notifications come (a connection pooler swallows them, nobody leads), the watermark is looked at once a
+(sql/queries.sql: purge_published, heartbeat). So a listener hears within milliseconds of a commit in Kafka. Only
+Postgres knows whether a transaction was committed, and is asked once per connection. When the watermark sees the
+transaction, one statement gets Postgres' last word:
+
+- whether the watermark still counts
+- whether the transaction has committed
+- whether any of its records is parked: a record is parked before the watermark moves
+
+Where no notifications come (a connection pooler swallows them, or nobody leads), the watermark is looked at once a
 second.
 
-What it costs the database, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one;
-while nothing happens, some in ten seconds. Many tickets are asked for in one statement.
+The database's load, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one; some in
+ten seconds while nothing happens. One statement asks for many tickets.
 
-A connection that is lost is made again; only the log tells of it. All that was heard on the old one is asked for again
-on the new one (`airflow_outbox.tickets.waiters`).
+A lost connection is made again; only the log tells of it. The new one asks again for everything heard on the old one
+(`airflow_outbox.tickets.waiters`).
 """
 
 from __future__ import annotations
@@ -62,10 +66,10 @@ Answer = TypeVar("Answer")
 
 
 class Listener:
-    """Serves all who wait in one event loop for outboxes of one database; `listener` finds it.
+    """Serves all waiters in one event loop for outboxes of one database; `listener` finds it.
 
     It has a connection while somebody waits, and for a while after. `data_source` is a libpq connection string,
-    `connect` opens a session with it; `statements` is how many statements were sent.
+    `connect` opens a session with it. `statements` counts the statements sent.
     """
 
     def __init__(self, data_source: str, connect: Connect = connected) -> None:
@@ -82,11 +86,12 @@ class Listener:
     async def statuses(
         self, name: OutboxName, ticket: Ticket, *, has_committed: bool = False
     ) -> AsyncGenerator[TicketStatus, None]:
-        """How far a ticket's transaction is, now and then, until all of it is published, or some of it was discarded:
-        that comes last. `has_committed` tells that it is known to have committed, which saves asking at first.
+        """Yield a ticket's status now and then. The last one says that its transaction is published, or some of it
+        discarded.
 
-        Raises RolledBackError, TicketRefusedError, NoWatermarkError; OutboxMissingError, PostgresError when the role
-        may not look. A database that is away is waited for.
+        `has_committed` tells that it is known to have committed, which saves asking at first. Waits for a database that
+        is away. Raises RolledBackError, TicketRefusedError, NoWatermarkError; OutboxMissingError, PostgresError when
+        the role may not look.
         """
         waiter = Waiter(ticket, has_committed, asyncio.get_running_loop().time())
         with self._attending(name) as attended:
@@ -98,7 +103,7 @@ class Listener:
                 attended.waiters.pop(waiter, None)
 
     async def accounts(self, name: OutboxName) -> AsyncGenerator[Account, None]:
-        """An outbox's account, about once a second. Raises OutboxMissingError, PostgresError as `statuses`."""
+        """Yield an outbox's account, about once a second. Raises OutboxMissingError, PostgresError as `statuses`."""
         news: asyncio.Queue[Account | Exception] = asyncio.Queue()
         with self._attending(name) as attended:
             attended.followers.add(news)
@@ -114,7 +119,7 @@ class Listener:
         attended = self._attended.setdefault(name, Awaited(name, report_at=now + _FIRST_REPORT, left_at=now))
         self._wake.set()
         if self._serving is None:
-            # In a context of its own: the first waiter's has its log in it.
+            # In its own context: the first waiter's holds that waiter's log.
             self._serving = asyncio.create_task(self._serve(), context=Context())
         try:
             yield attended
@@ -162,7 +167,7 @@ class Listener:
             self._attended = {name: each for name, each in self._attended.items() if not each.is_deserted(now)}
 
     async def _answer(self, session: Session, attended: Awaited) -> None:
-        """Look when it is time, and answer whoever can be answered."""
+        """Look when it is time, and answer every waiter that can be answered."""
         loop = asyncio.get_running_loop()
         if attended.is_to_look(loop.time()):
             await self._look(session, attended)
@@ -202,10 +207,10 @@ class Listener:
         *,
         counted: bool = False,
     ) -> None:
-        """Tell them how far their transactions are; all are asked for in one statement of each kind."""
+        """Tell the waiters how far their transactions are. One statement of each kind asks for all of them."""
         unknown = {waiter.ticket.transaction_id for waiter in waiters if not waiter.has_committed}
         if attended.is_doubtful:
-            unknown.clear()  # whatever Postgres says of them, it may be of others
+            unknown.clear()  # Postgres' answer may be about others
         rows = await self._ask_of(session, attended, "outcomes", unknown)
         verdicts = attended.judge(waiters, {number: Outcome(*outcome) for number, *outcome in rows})
         words = LastWord.read(await self._ask_of(session, attended, "settled", _those(verdicts, TicketState.PUBLISHED)))
@@ -224,7 +229,7 @@ class Listener:
             waiter.tell(verdict)
 
     async def _left(self, session: Session, attended: Awaited, transaction_ids: Collection[int]) -> Mapping[int, int]:
-        """How many records of each there are, as far as the role may look and it can be counted soon."""
+        """Return how many records each has left, as far as the role may look and counting takes little time."""
         if attended.may_count is None:
             ((attended.may_count,),) = await self._ask(session, attended, "may_count")
         if not attended.may_count:
@@ -277,8 +282,8 @@ class Listener:
             self._credit, self._credited_at = 1.0, asyncio.get_running_loop().time()
 
     async def _idle(self, session: Session) -> None:
-        """Wait for news, somebody new, or the time to look; take note of the news. All that come until a statement may
-        be sent are for that one.
+        """Wait for news, somebody new, or the time to look; take note of the news. All news until a statement may be
+        sent share that statement.
         """
         with session.waking(self._wake.set), contextlib.suppress(TimeoutError):
             has_new = any(attended.has_new() for attended in self._attended.values())
@@ -301,7 +306,7 @@ async def _told(news: asyncio.Queue[News | Exception]) -> News:
 
 
 def _those(verdicts: Mapping[Waiter, TicketStatus | OutboxError], state: TicketState) -> set[int]:
-    """The transactions that are in this state."""
+    """Return the transactions that are in this state."""
     return {
         verdict.ticket.transaction_id
         for verdict in verdicts.values()
@@ -317,5 +322,5 @@ _listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Listener]] = 
 
 
 def listener(data_source: str) -> Listener:
-    """The one listener of the running event loop for a database."""
+    """Return the running event loop's one listener for a database."""
     return _listeners.setdefault(asyncio.get_running_loop(), {}).setdefault(data_source, Listener(data_source))

@@ -1,18 +1,21 @@
 """Tickets: is all of a transaction published?
 
-`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when the transaction has
-committed, the outbox's watermark sees it, and none of its records is parked: then every record of it is in Kafka,
-committed, for every consumer to read. The watermark in the database is up to a second late; who listens hears earlier
-(`airflow_outbox.tickets.listener`).
+`stash` gives the writer a ticket, the id of its transaction. All of it is *published* when:
 
-A ticket names a transaction by its id alone. So it holds only for a transaction whose commit Postgres has acknowledged:
+- the transaction has committed
+- the outbox's watermark sees it
+- none of its records is parked
+
+Then every record of it is in Kafka, committed, for every consumer to read. The watermark in the database is up to a
+second late; a listener hears earlier (`airflow_outbox.tickets.listener`).
+
+A ticket names a transaction by its id alone. So it holds only if Postgres has acknowledged the transaction's commit:
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
-after a restore, ids name other transactions than before.
+after a restore, ids name other transactions.
 
-The leader row is copied with its database: a dump, a clone and a standby all carry the watermark, while their
-transaction ids go their own ways. So the view `<outbox>_published` compares the history that the row records with that
-of the database which answers. Where they differ, and while harvesting is halted, it shows no watermark but its *doubt*,
-and no ticket is answered: neither with yes, nor with no.
+A dump, a clone and a standby copy the leader row with its watermark, while their transaction ids go their own ways. So
+the view `<outbox>_published` compares the row's history with that of the database that answers. Where they differ, and
+while harvesting is halted, it shows its *doubt* and no watermark. Then no ticket gets an answer, neither yes nor no.
 """
 
 from __future__ import annotations
@@ -36,19 +39,21 @@ from airflow_outbox.sql import statements
 from airflow_outbox.values.records import Snapshot, Ticket
 
 MOST_COUNTED = 100_000
-"""Of how many records it is counted at most what is left: the time that takes is bounded so."""
+"""Upper limit when counting the remaining records, which bounds the time that takes."""
 GAVE_UP = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
-"""What a statement ends with that has taken longer than Postgres was told to let it: nothing is known then."""
+"""Errors of a statement that took longer than Postgres was told to allow: nothing is known then."""
 
 
 class TicketState(Enum):
     """How far a transaction is.
 
-    `OPEN`: it has not ended. `PREPARED`: nor has it, and it waits for COMMIT PREPARED or ROLLBACK PREPARED, which
-    nobody may ever say. `WAITING`: it has committed, and not all of it is known to be published. `HALTED`: nobody can
-    tell until an operator has acted, because harvesting is halted, or the database is of another history than the one
-    that was harvested. `PARKED`: some of its records are set aside or were discarded, all others are published.
-    `PUBLISHED`.
+    - `OPEN`: it has not ended.
+    - `PREPARED`: nor has it; it waits for COMMIT PREPARED or ROLLBACK PREPARED, which may never come.
+    - `WAITING`: it has committed, and not all of it is known to be published.
+    - `HALTED`: nobody can tell until an operator acts. Harvesting is halted, or the database has another history than
+      the one that was harvested.
+    - `PARKED`: some of its records are set aside or were discarded, all others are published.
+    - `PUBLISHED`: all of it.
     """
 
     OPEN = "open"
@@ -63,10 +68,12 @@ class TicketState(Enum):
 class TicketStatus:
     """How far a ticket's transaction is.
 
-    `left` is how many of its records are in the outbox (None: that is not known, or the role may not look; above
-    MOST_COUNTED: more than that); `prepared` the name of a prepared transaction, `prepared_for` how many seconds it has
-    been one. `parked` is how many records are set aside, for `reasons` among others, and `discarded` how many an
-    operator has thrown away. Of a halted one, `reasons` says why nobody can tell.
+    - `left`: how many of its records are in the outbox (None: not known, or the role may not look; above MOST_COUNTED:
+      more than that)
+    - `prepared`, `prepared_for`: a prepared transaction's name, and for how many seconds it has been one
+    - `parked`: how many records are set aside
+    - `discarded`: how many an operator has thrown away
+    - `reasons`: some reasons for parking; or why nobody can tell of a halted one
     """
 
     ticket: Ticket
@@ -84,7 +91,7 @@ class TicketStatus:
         return self.state is TicketState.PUBLISHED or self.discarded > 0
 
     def with_parked(self, waiting: int, discarded: int, reasons: Sequence[str]) -> Self:
-        """The same, but for these records, which are parked or were discarded."""
+        """Return the same with these records, parked or discarded."""
         aside = replace(self, state=TicketState.PARKED, left=None, parked=waiting)
         return replace(aside, discarded=discarded, reasons=tuple(reasons))
 
@@ -119,10 +126,10 @@ class TicketStatus:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """How far an outbox is out: the watermark of each shard (None: none that is known).
+    """How far an outbox is published: the watermark of each shard (None: none is known).
 
-    `doubt` is why nobody can tell (None: it can be told). `server` names the run of the server that has answered: what
-    it has told means nothing to another. `secret` is what announcements are proved by (None: none is believed).
+    `doubt` is why nobody can tell (None: it can be told). `server` names the run of the server that answered: the
+    answer means nothing to another. `secret` proves announcements (None: none is believed).
     """
 
     outbox_id: UUID
@@ -135,7 +142,7 @@ class Watermarks:
 
     @classmethod
     def read(cls, rows: Sequence[tuple[Any, ...]]) -> Self:
-        """Make sense of the statements `watermarks` and `account`. Raises OutboxMissingError."""
+        """Read the rows of the statements `watermarks` and `account`. Raises OutboxMissingError."""
         if not rows:
             raise OutboxMissingError
         outbox_id, incarnation, delivery, _, _, server, secret, *_ = rows[0]
@@ -151,10 +158,10 @@ class Watermarks:
         )
 
     def require(self, ticket: Ticket) -> None:
-        """Raise TicketRefusedError unless the ticket is of this outbox and incarnation.
+        """Raise TicketRefusedError unless the ticket belongs to this outbox and incarnation.
 
-        A database of which there is doubt may be one that was restored to before an adoption. So a ticket of a later
-        incarnation is not refused there: nobody can tell.
+        A database in doubt may have been restored to before an adoption. So it refuses no ticket of a later
+        incarnation: nobody can tell.
         """
         if ticket.outbox_id != self.outbox_id:
             raise TicketRefusedError(
@@ -178,7 +185,7 @@ class Watermarks:
         return self.secret is not None and hmac.compare_digest(proof_of(text, self.secret).encode(), proof.encode())
 
     def later(self, shard: int, watermark: Snapshot) -> Self:
-        """The same with what was announced of a shard, unless that is known, or there is doubt."""
+        """Return the same with a shard's announced watermark, unless that is known, or there is doubt."""
         known = self.shards[shard]
         if self.doubt is not None:
             return self
@@ -187,7 +194,7 @@ class Watermarks:
         return replace(self, shards=(*self.shards[:shard], watermark, *self.shards[shard + 1 :]))
 
     def continues(self, other: Watermarks) -> bool:
-        """Whether what the other one has told still counts beside this one."""
+        """Whether the other one's answers still count beside this one."""
         return self.doubt is None and (self.outbox_id, self.incarnation, self.server) == (
             other.outbox_id,
             other.incarnation,
@@ -196,13 +203,13 @@ class Watermarks:
 
 
 def proof_of(text: str, secret: UUID) -> str:
-    """The proof at the end of an announcement with this text (sql/queries.sql: announcement)."""
+    """Return the proof at the end of an announcement with this text (sql/queries.sql: announcement)."""
     return sha256(secret.bytes + sha256(secret.bytes + text.encode()).digest()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a transaction: Postgres' word for it (None: forgotten), and its name if it is prepared."""
+    """A transaction's outcome: Postgres' word for it (None: forgotten), and its name if it is prepared."""
 
     status: str | None
     prepared: str | None
@@ -214,10 +221,10 @@ COMMITTED = Outcome("committed", None, None)
 
 @dataclass(frozen=True, slots=True)
 class LastWord:
-    """What Postgres says of a transaction that a watermark sees, asked after that was known.
+    """Postgres' last word on a transaction, asked after a watermark was known to see it.
 
-    `holds`: the watermark still counts. `outcome` is what became of the transaction (None: forgotten). `parked`,
-    `discarded` and `reasons` are those of its records.
+    `holds`: the watermark still counts. `outcome`: the transaction's (None: forgotten). `parked`, `discarded` and
+    `reasons`: its records'.
     """
 
     holds: bool
@@ -228,7 +235,7 @@ class LastWord:
 
     @classmethod
     def read(cls, rows: Sequence[tuple[Any, ...]]) -> Mapping[int, LastWord]:
-        """Make sense of the statement `settled`: by transaction id."""
+        """Read the rows of the statement `settled`, by transaction id."""
         return {
             number: cls(holds, outcome, parked, discarded, tuple(reasons))
             for number, holds, outcome, parked, discarded, reasons in rows
@@ -240,17 +247,17 @@ class LastWord:
         return self.holds and self.outcome in ("committed", None)
 
     def of(self, published: TicketStatus) -> TicketStatus:
-        """The status of a ticket that is published, as far as the watermark tells."""
+        """Return the status of a ticket that is published as far as the watermark tells."""
         if self.parked or self.discarded:
             return published.with_parked(self.parked, self.discarded, self.reasons)
         return published
 
 
 def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketStatus:
-    """How far a ticket's transaction is, leaving aside what is parked.
+    """Return how far a ticket's transaction is, leaving aside parked records.
 
-    Raises RolledBackError; TicketRefusedError, also when Postgres has forgotten what became of it; NoWatermarkError
-    when the outbox is harvested in a way in which nobody will ever know.
+    Raises RolledBackError; TicketRefusedError, also when Postgres has forgotten the outcome; NoWatermarkError when the
+    outbox is harvested in a way in which nobody will ever know.
     """
     seen = watermarks.see(ticket)
     if watermarks.doubt is not None:
@@ -275,7 +282,7 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketSta
 
 
 def published(connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox") -> bool:
-    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Costs up to three
+    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Takes up to three
     statements.
 
     Raises what `ticket_status` raises.
@@ -286,7 +293,7 @@ def published(connection: psycopg.Connection[Any], ticket: Ticket | str, *, outb
 def ticket_status(
     connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox", counted: bool = True
 ) -> TicketStatus:
-    """How far a ticket's transaction is; `counted` also counts what is left of it.
+    """Return how far a ticket's transaction is; `counted` also counts its remaining records.
 
     Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation,
     and when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
@@ -303,7 +310,7 @@ def ticket_status(
         watermarks.require(asked)
         if watermarks.doubt is not None:
             return judge(asked, COMMITTED, watermarks)
-        # Behind the watermark: what that saw as ended has ended here, too.
+        # Asked after the watermark: transactions that it saw as ended have ended here, too.
         ((_, *outcome),) = ask("outcomes")
         status = judge(asked, Outcome(*outcome), watermarks)
         if status.state is TicketState.PUBLISHED:
@@ -319,7 +326,7 @@ def ticket_status(
 
 
 def left_of(transaction_ids: Collection[int], rows: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """How many records of each of these transactions are left, as far as the statement `left` has counted."""
+    """Return how many records each of these transactions has left, as far as the statement `left` has counted."""
     counts = dict(rows)
     if sum(counts.values()) <= MOST_COUNTED:
         return {number: counts.get(number, 0) for number in transaction_ids}
@@ -329,7 +336,7 @@ def left_of(transaction_ids: Collection[int], rows: Sequence[tuple[int, int]]) -
 
 
 def values_of(transaction_ids: Collection[int], incarnation: int, name: OutboxName) -> dict[str, Any]:
-    """What the statements about tickets are given."""
+    """Return the values for the statements about tickets."""
     return {
         "transaction_ids": [str(number) for number in transaction_ids],
         "incarnation": incarnation,
@@ -339,5 +346,5 @@ def values_of(transaction_ids: Collection[int], incarnation: int, name: OutboxNa
 
 
 def query(statement: str, name: OutboxName) -> Any:
-    """A statement about tickets for one outbox."""
+    """Return a statement about tickets for one outbox."""
     return render(statements("tickets.sql")[statement], name)

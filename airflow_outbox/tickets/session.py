@@ -1,4 +1,4 @@
-"""A listener's session with Postgres: it asks, and hears what is announced."""
+"""A listener's session with Postgres: it asks, and hears announcements."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 class Session(Protocol):
-    """One connection. When a call of it has failed, it is of no use any more."""
+    """One connection. After a failed call it can't be used any more."""
 
     async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> Rows:
-        """The rows of a statement of tickets.sql."""
+        """Return the rows of a statement of tickets.sql."""
         ...
 
     async def listen(self, channel: str) -> None:
-        """Hear from now on what is announced there."""
+        """Hear announcements on this channel from now on."""
         ...
 
     def waking(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
@@ -38,7 +38,7 @@ class Session(Protocol):
         ...
 
     async def news(self) -> Sequence[tuple[str, str]]:
-        """What was announced since this was asked last: channel and text."""
+        """Return the announcements since the last call: channel and text."""
         ...
 
 
@@ -47,7 +47,7 @@ Connect = Callable[[str], AbstractAsyncContextManager[Session]]
 
 
 class PostgresSession:
-    """A session over psycopg. A pooler may stand behind it: nothing is set or prepared, but for LISTEN."""
+    """A session over psycopg. A pooler may stand behind it: nothing is set or prepared, except LISTEN."""
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
         self._connection = connection
@@ -75,7 +75,7 @@ class PostgresSession:
 
 @asynccontextmanager
 async def connected(data_source: str) -> AsyncIterator[Session]:
-    """Open a session, and close it in the end."""
+    """Open a session, and close it at the end."""
     given = parsed(data_source)
     settings = cast("Any", {**KEEP_ALIVE, **given, "application_name": "airflow-outbox listen"})
     async with asyncio.timeout(PATIENCE):

@@ -1,9 +1,8 @@
-"""What is known of an outbox that somebody waits for, and who waits for what: the listener's memory. It asks nobody.
+"""The listener's memory: what is known of an outbox, and who waits for what. It asks nobody.
 
-What is known holds on one connection. On a new one another server may answer, of another history, that gives the same
-transaction ids to other transactions. So a lost connection wipes it out: the watermarks that were announced, and what
-became of transactions. A ticket is refused only by what was looked at after its waiter had come: an adoption that is
-older than the ticket may be younger than the last look.
+Knowledge holds on one connection. On a new one another server may answer, whose history gives the same transaction ids
+to other transactions. So a lost connection wipes out the announced watermarks, and what became of transactions. Only a
+look after the waiter came can refuse its ticket: an adoption older than the ticket may be younger than the last look.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets.published import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge
 from airflow_outbox.values.records import Snapshot, Ticket
 
-GREETING_INTERVAL = 0.5  # who comes is asked for with others: announcements must not wait for them
-LOOK_INTERVAL = 1.0  # where nothing is heard, and for who follows
+GREETING_INTERVAL = 0.5  # newcomers share a statement: announcements must not wait for them
+LOOK_INTERVAL = 1.0  # where nothing is heard, and for followers
 NEVER = float("-inf")
-_QUIET_LOOK_INTERVAL = 10.0  # where news come by themselves
+_QUIET_LOOK_INTERVAL = 10.0  # where announcements come
 _HEARD_FOR = 2.5
-_PARKED_INTERVAL = 5.0  # nobody announces that records are not parked any more
-_LINGER = 30.0  # for who comes next: connecting takes longer than publishing
+_PARKED_INTERVAL = 5.0  # nobody announces that records are no longer parked
+_LINGER = 30.0  # for the next waiter: connecting takes longer than publishing
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How far an outbox is out, and how many records of each topic were published, in this incarnation, up to and with
-    batch number `batch`.
+    """How far an outbox is published, and how many records of each topic were published, in this incarnation, up to and
+    with batch number `batch`.
     """
 
     watermarks: Watermarks
@@ -39,7 +38,7 @@ class Account:
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """Somebody who waits for a ticket. What there is to tell goes through a queue, into their own task."""
+    """Somebody who waits for a ticket. A queue carries the news into their own task."""
 
     ticket: Ticket
     has_committed: bool
@@ -86,14 +85,14 @@ class Awaited:
         return f"outbox {self.watermarks.outbox_id}"
 
     def begin(self) -> None:
-        """Begin on a new connection: nothing that was heard on another one is believed."""
+        """Begin on a new connection: believe nothing that was heard on another one."""
         self.watermarks = None
         self.looked_at = self.heard_at = self.greeted_at = self.asked_for_parked_at = NEVER
         for waiter in self.waiters:
             waiter.has_committed = False
 
     def distrust(self, transaction_ids: Collection[int]) -> None:
-        """Take note that Postgres did not confirm what is known: it is to be asked again, of all."""
+        """Note that Postgres did not confirm what is known: it has to be asked again, about everything."""
         assert self.watermarks is not None
         unknown: tuple[Snapshot | None, ...] = (None,) * len(self.watermarks.shards)
         self.watermarks = replace(self.watermarks, shards=unknown)
@@ -108,8 +107,8 @@ class Awaited:
         return now - self.looked_at >= (_QUIET_LOOK_INTERVAL if quiet else LOOK_INTERVAL)
 
     def due(self, now: float) -> list[Waiter]:
-        """Those for whom there may be an answer; now and then those who have come, and those of parked records.
-        All, when a doubt begins or ends.
+        """Return the waiters for whom there may be an answer. Newcomers, and those of parked records, are due now and
+        then. All are due when a doubt begins or ends.
         """
         greeting = now - self.greeted_at >= GREETING_INTERVAL
         of_parked = now - self.asked_for_parked_at >= _PARKED_INTERVAL
@@ -132,7 +131,7 @@ class Awaited:
         return [waiter for waiter in self.waiters if not waiter.is_answered]
 
     def answerable(self) -> list[Waiter]:
-        """Those of whom enough is known to answer them."""
+        """Return the waiters that can be answered from what is known."""
         return [waiter for waiter in self.unanswered() if not self._is_too_new(waiter)]
 
     @property
@@ -142,8 +141,9 @@ class Awaited:
     def judge(
         self, waiters: Collection[Waiter], outcomes: Mapping[int, Outcome]
     ) -> dict[Waiter, TicketStatus | OutboxError]:
-        """How far their transactions are, leaving aside what is parked, by what became of those that are not known to
-        have committed."""
+        """Return how far the waiters' transactions are, leaving aside parked records. `outcomes` holds what became of
+        those not known to have committed.
+        """
         assert self.watermarks is not None
         verdicts: dict[Waiter, TicketStatus | OutboxError] = {}
         for waiter in waiters:
@@ -156,7 +156,7 @@ class Awaited:
         return verdicts
 
     def learn(self, found: Watermarks) -> None:
-        """Take note of what is stored, which may be older than what was announced."""
+        """Note what is stored, which may be older than what was announced."""
         known = self.watermarks
         if known is not None and found.continues(known):
             for shard, watermark in enumerate(known.shards):
@@ -165,8 +165,8 @@ class Awaited:
         self.watermarks = found
 
     def hear(self, payload: str, now: float) -> None:
-        """Take note of an announcement that is proved; of one that can't be understood, too: it is a reason to look.
-        Anybody who may connect to the database can send others.
+        """Note a proved announcement. One that can't be understood is a reason to look. Others are ignored: anybody who
+        may connect to the database can send them.
         """
         known = self.watermarks
         text, _, proof = payload.rpartition(" ")

@@ -1,4 +1,4 @@
-"""Triggers: what the triggerer runs."""
+"""Triggers: the part that the triggerer runs."""
 
 from __future__ import annotations
 

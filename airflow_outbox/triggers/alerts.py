@@ -1,7 +1,7 @@
 """Alerts: a function of the user's own is called when records are parked, retried or discarded.
 
-The triggerer can't be given a function of a Dag, which it has not loaded: it gets an import path, and imports it. What
-goes wrong there, or takes long, does not concern the harvest.
+The triggerer can't be given a function of a Dag, which it has not loaded. It gets an import path, and imports it.
+Errors and delays there do not concern the harvest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_path(path: str | None) -> str | None:
 
 
 class Alerts:
-    """Calls the function at `path`, one event after the other, aside; with a path of None nothing."""
+    """Calls the function at `path` in the background, one event after the other; with None it does nothing."""
 
     def __init__(self, path: str | None, log: Log) -> None:
         self._path = path
@@ -44,8 +44,8 @@ class Alerts:
         self._calling: asyncio.Task[None] | None = None
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Call the function with an event, if it is one of parking, some time soon. That more records wait behind
-        parked ones is none. Of events that have to wait the oldest are dropped.
+        """Call the function with an event of parking, some time soon. News that more records wait behind parked ones is
+        no such event. If too many events wait, the oldest are dropped.
         """
         if self._path is None or event["event"] not in _ALERTING:
             return
@@ -56,7 +56,7 @@ class Alerts:
             self._calling = asyncio.create_task(self._call_all(self._path))
 
     async def finish(self, patience: float) -> None:
-        """Wait for the calls that are left, for at most `patience` seconds."""
+        """Wait for the remaining calls, for at most `patience` seconds."""
         if self._calling is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._calling, patience)

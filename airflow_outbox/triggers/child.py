@@ -1,7 +1,7 @@
 """The harvesting process as its supervisor sees it: configuration in by stdin, events out by stdout, gone in a second.
 
-Nothing secret stands in its arguments or its environment. It holds its stdin as a lifeline: it ends when the supervisor
-closes the pipe, and when the supervisor is killed.
+Its arguments and its environment hold no secrets. It holds its stdin as a lifeline: it ends when the supervisor closes
+the pipe, and when the supervisor is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from airflow_outbox.values.environment import without_airflow
 
-# -P: the triggerer's working folder is no place to import from.
+# -P: don't import from the triggerer's working folder.
 COMMAND = (sys.executable, "-P", "-m", "airflow_outbox.harvest")
 END_SECONDS = 0.95  # it ends itself within 0.9 s
 LONGEST_LINE = 1024 * 1024
@@ -42,9 +42,9 @@ class HarvestChild:
     ) -> Self:
         """Start a process that harvests by `config` (as OutboxHook.harvest_config makes it) until `until`.
 
-        With `relays_tokens` it waits for tokens for Kafka, which `tell` sends.
+        With `relays_tokens` it waits for Kafka tokens, which `tell` sends.
         """
-        # A session of its own: what is sent to the triggerer's process group is for the triggerer to pass on.
+        # A session of its own: the triggerer decides which signals to its process group it passes on.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, env=without_airflow()
         )
@@ -74,7 +74,7 @@ class HarvestChild:
             await self._process.stdin.drain()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """What the process tells, until it closes its output.
+        """The process's events, until it closes its output.
 
         A line that is no event comes as `{"event": "output", "line": …}`.
         """
@@ -83,14 +83,14 @@ class HarvestChild:
             yield parse_event(line)
 
     async def end(self) -> None:
-        """End the process in order, or else by SIGKILL, within a second. Nothing happens when it has ended."""
+        """Shut the process down gracefully, or else by SIGKILL, within a second. Nothing happens when it has ended."""
         process = self._process
         if process.returncode is None:
             assert process.stdin is not None
             process.stdin.close()
             with contextlib.suppress(ProcessLookupError):
-                # Not process.terminate(): it looks whether the process has ended, and could so take the exit status
-                # that asyncio waits for.
+                # Not process.terminate(): it polls the process, and could so take the exit status that asyncio waits
+                # for.
                 os.kill(process.pid, signal.SIGTERM)
             try:
                 with contextlib.suppress(TimeoutError):
@@ -113,7 +113,7 @@ def parse_event(line: str) -> dict[str, Any]:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines that are not empty, a last one without its end too. Of a very long one only the beginning is kept."""
+    """Lines that are not empty, also a last one without its end. For a very long line only the beginning is kept."""
     begun = bytearray()
     while chunk := await stream.read(_CHUNK):
         *whole, rest = chunk.split(b"\n")

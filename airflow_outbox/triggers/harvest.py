@@ -22,7 +22,7 @@ from airflow_outbox.triggers.tokens import relay_tokens
 from airflow_outbox.version_compat import metrics, set_xcom
 
 FAILED_STARTS = 4
-"""A deferred task fails when so many processes in a row have ended before they harvested."""
+"""A deferred task fails when this many processes in a row have ended before they harvested."""
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
 ALERT_PATIENCE = 10.0
@@ -37,19 +37,19 @@ class OutboxHarvestTrigger(BaseEventTrigger):
     `emit` says what the trigger's events are:
 
     - `published`, for an `AssetWatcher`: at most one a second, `{"outbox": …, "topics": {topic: records}, "published":
-      total}`, whenever records were published, and whenever some were `parked`, `retried` or `discarded`, with what
-      happened under these names. It harvests while a Dag that is scheduled on the asset is unpaused (a
-      change counts when Airflow next reads the Dag's file), and is never given up; errors are in the triggerer's log.
+      total}`, whenever records were published. Also whenever some were `parked`, `retried` or `discarded`, with the
+      details under these names. It harvests while a Dag that is scheduled on the asset is unpaused (a change counts
+      when Airflow next reads the Dag's file). It is never given up; errors are in the triggerer's log.
     - `end`, for a deferred task: one event, `{"status": "ended", "reason": …, "published": …}` or `{"status": "failed",
-      "error": …}`. Until then the task's log tells the story, and its XCom `progress` how far it is. A configuration
-      that can't work, and four processes in a row that did not come as far as harvesting, are failures.
+      "error": …}`. Until then the task's log tells the story, and its XCom `progress` how far it is. It fails for a
+      configuration that can't work, and after four processes in a row that did not begin to harvest.
 
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …). They are
-    stored and shown as they are: secrets belong into the connections.
+    stored and shown as they are: secrets belong in the connections.
 
-    `alert_callback` is the import path of a function, `my_package.alerts.tell`: it is called in the triggerer with
-    every event `parked`, `retried` or `discarded`, a mapping with the `outbox`. It may be a coroutine function. Its
-    errors are logged, and stop nothing. Raises ConfigurationError for what can't be an import path.
+    `alert_callback` is the import path of a function, `my_package.alerts.tell`. The triggerer calls it with every event
+    `parked`, `retried` or `discarded`, a mapping with the `outbox`. It may be a coroutine function. Its errors are
+    logged, and stop nothing. Raises ConfigurationError for a value that can't be an import path.
     """
 
     # Airflow asks only where a task defers; there this trigger may be pinned to a queue like any other.
@@ -141,7 +141,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
     async def _harvest(
         self, config: Mapping[str, Any], token_source: Callable[[], Token] | None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Run one process to its end; payloads of asset events, if any are wanted."""
+        """Run one process to its end; yield the payloads of asset events, if any are wanted."""
         self._child = child = await HarvestChild.start(
             config, until=self.until, relays_tokens=token_source is not None, command=self.command
         )
@@ -175,7 +175,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
             stats.incr("outbox.published", count, tags={"outbox": self.outbox, "topic": topic})
 
     def _show_progress(self, now: float) -> None:
-        """Show the progress as XCom of the deferred task, aside: a slow API server must not keep the events waiting."""
+        """Show the progress as the task's XCom, in the background: a slow API server must not delay the events."""
         busy = self._showing is not None and not self._showing.done()
         if self.task_instance is not None and not busy and (progress := self._report.progress_due(now)):
             self._showing = asyncio.create_task(self._set_xcom(self.task_instance, progress))
@@ -190,5 +190,5 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 run_id=task.run_id,
                 map_index=task.map_index,
             )
-        except Exception as error:  # what goes wrong with that does not concern the harvest
+        except Exception as error:  # a failure here does not concern the harvest
             self.log.warning("the XCom progress could not be set: %r", error)

@@ -1,4 +1,4 @@
-"""What an asset is told of an outbox: what was published since it was told last. Pure."""
+"""The news for an asset: what its outbox has published since the last news. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_outbox.tickets.waiters import Account
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an asset was told: up to and with batch number `batch` of an incarnation, when so many records of each
-    topic had been published.
+    """The last news that an asset got: up to and with batch number `batch` of an incarnation, with the number of
+    records of each topic published by then.
     """
 
     incarnation: int
@@ -21,13 +21,13 @@ class Position:
 
     @classmethod
     def of(cls, account: Account, topics: Collection[str] | None) -> Self:
-        """Where an account is, as far as these topics are concerned (None: all)."""
+        """An account's position for these topics (None: all)."""
         counts = {topic: count for topic, count in account.topics.items() if topics is None or topic in topics}
         return cls(account.watermarks.incarnation, account.batch, counts)
 
     @classmethod
     def read(cls, stored: Any) -> Self | None:
-        """What `as_json` made; None for anything else."""
+        """Read the result of `as_json`; None for anything else."""
         try:
             topics = {str(topic): int(count) for topic, count in stored["topics"].items()}
             return cls(int(stored["incarnation"]), int(stored["batch"]), topics)
@@ -38,7 +38,7 @@ class Position:
         return {"incarnation": self.incarnation, "batch": self.batch, "topics": dict(self.topics)}
 
     def since(self, earlier: Position) -> dict[str, int]:
-        """How many records of each topic were published since; of a new incarnation, all of it."""
+        """How many records of each topic were published since; after a change of incarnation, all of the new one's."""
         before = earlier.topics if earlier.incarnation == self.incarnation else {}
         counts = {topic: count - before.get(topic, 0) for topic, count in self.topics.items()}
         return {topic: count for topic, count in counts.items() if count > 0}

@@ -23,12 +23,12 @@ class OutboxPublishedTrigger(BaseTrigger):
     """Wait until all of a ticket's transaction is published, and say so in one event.
 
     The event is `{"status": "published", "ticket": …}`, or `{"status": "failed", "error": …}` when it never will be, or
-    nobody can tell. How far it is stands in the task's log, every ten seconds as long as it changes.
+    nobody can tell. The task's log shows the progress every ten seconds while it changes.
 
     All triggers of a triggerer that wait for outboxes of one database share one connection to it, and a few statements
-    a second. A database that is away is waited for. The connection is read when the trigger starts; after a triggerer's
-    death another one goes on. `has_committed` tells that the transaction was known to have committed; it saves asking
-    at first. Records that are parked fail it, or (`wait_for_parked`) are waited for; discarded ones fail it.
+    a second. They wait for a database that is away. The connection is read when the trigger starts; after a triggerer's
+    death another one goes on. `has_committed` says that the transaction was known to have committed, which saves a
+    question at first. A parked record fails the trigger or (`wait_for_parked`) is waited for; a discarded one fails it.
     """
 
     def __init__(

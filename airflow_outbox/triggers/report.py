@@ -1,4 +1,4 @@
-"""What of a harvest is shown, and how often: in the task's log, in the XCom `progress`, in asset events.
+"""The news of a harvest, and how often it is shown: in the task's log, in the XCom `progress`, in asset events.
 
 Pure: the clock is passed in.
 """
@@ -31,7 +31,7 @@ class LogLine:
 
 @dataclass(slots=True)
 class LogLimit:
-    """Lets a burst of lines through, then one every ten seconds: a deferred task's log is one file for its life."""
+    """Lets a burst of lines through, then one every ten seconds: a deferred task has one log file for its life."""
 
     left: float = _BURST
     at: float | None = None
@@ -54,9 +54,9 @@ class HarvestReport:
 
     published: int = 0
     started: bool = False
-    """Whether the present process has come as far as harvesting."""
+    """Whether the present process has begun to harvest."""
     end_reason: str | None = None
-    """Why the present process has ended in order: `drained`, `time` or `stopped`."""
+    """Why the present process has shut down gracefully: `drained`, `time` or `stopped`."""
     last_error: str | None = None
     progress: dict[str, Any] | None = None
     """The newest progress, as the XCom shows it."""
@@ -64,20 +64,20 @@ class HarvestReport:
     _output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_OUTPUT))
     _limit: LogLimit = field(default_factory=LogLimit)
     _topics: Counter[str] = field(default_factory=Counter)
-    _parking: dict[str, Any] = field(default_factory=dict)  # what asset events are to say of it
+    _parking: dict[str, Any] = field(default_factory=dict)  # news of parking for asset events
     _logged: tuple[float | None, int] = (None, 0)  # when the last progress line was, and how much had been published
     _shown: tuple[float | None, dict[str, Any] | None] = (None, None)
     _asset_event_at: float | None = None
 
     def begin_process(self) -> None:
-        """A new process: its counts begin at zero."""
+        """Begin a new process: its counts begin at zero."""
         self._published_before = self.published
         self.started = False
         self.end_reason = self.last_error = None
         self._output.clear()
 
     def take(self, event: Event, now: float) -> Iterator[LogLine]:
-        """Take an event in; the lines for the log that are due."""
+        """Take an event in; yield the log lines that are due."""
         kind = event["event"]
         if kind == "progress":
             self._take_progress(event)
@@ -97,9 +97,9 @@ class HarvestReport:
         yield from self._limited(_described(event), now)
 
     def news_due(self, now: float, *, final: bool = False) -> dict[str, Any]:
-        """`topics`: records published by topic since this last returned something, and, each if there is anything to
-        say, `parked`, `retried`, `discarded`; at most once a second, unless it is `final`. That more records wait
-        behind parked ones is news only beside others.
+        """The news since this last returned some; at most once a second, unless it is `final`. `topics` has the records
+        published by topic. `parked`, `retried` and `discarded` are there if there is anything to say. More records
+        waiting behind parked ones are news only beside other news.
         """
         if not (self._topics or self._parking.keys() - {"parked"} or self._parking.get("parked", {}).get("refused")):
             return {}
@@ -119,7 +119,7 @@ class HarvestReport:
         return self.progress
 
     def why_it_ended(self, status: int | None) -> str:
-        """Why a process ended before its time, in words."""
+        """Why a process ended early, in words."""
         if self.last_error is not None and status == 1:
             return self.last_error
         how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
@@ -163,7 +163,7 @@ def _passed(since: float | None, interval: float, now: float) -> bool:
 
 
 def _added(sum_: Mapping[str, Any], event: Event) -> dict[str, Any]:
-    """What several events of parking say together: counts are added, reasons are those of the last that has some."""
+    """Several parking events as one: counts are added, and the last event with reasons gives the reasons."""
     added = dict(sum_)
     for name, value in event.items():
         if name in ("refused", "waiting"):

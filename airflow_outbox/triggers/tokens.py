@@ -1,4 +1,4 @@
-"""Tokens that expire, from Airflow's Kafka connection to a harvesting process, for as long as it runs."""
+"""Relay expiring tokens from Airflow's Kafka connection to a harvesting process for as long as it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_DELAY = 30.0
 async def relay_tokens(fetch: Callable[[], Token], child: HarvestChild) -> None:
     """Send the process a token, and the next one when 80% of its life are over. A failure is sent too, and passes.
 
-    What goes wrong so reaches the log as the process' own error, and nothing here logs: a token never shows.
+    The process logs such a failure as its own error. Nothing here logs, so a token never shows.
     """
     delay = FIRST_DELAY
     while True:

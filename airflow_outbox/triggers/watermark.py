@@ -19,9 +19,9 @@ from airflow_outbox.tickets.waiters import Account
 from airflow_outbox.triggers.publications import Position, publication
 
 KEY = "airflow_outbox.published"
-"""Under which the asset's state store keeps how far the asset was told."""
+"""The key of the asset's state store under which the last news is kept."""
 PERSISTED_AFTER = 10.0
-"""Seconds by which an event that was given to the triggerer is surely in Airflow's database."""
+"""Seconds after which an event that the triggerer got is surely in Airflow's database."""
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 
@@ -31,17 +31,17 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
 
     An event comes at most once a second, when there is something new: `{"outbox": …, "outbox_id": …, "incarnation": …,
     "watermark": [snapshot of each shard], "batches": [first, last], "topics": {topic: records}, "published": records}`.
-    All that it counts is in Kafka, committed, and no source transaction is in it by half: what the watermark sees is
-    published whole. It does not harvest; whoever does, in whatever process, moves the watermark.
+    All the records that it counts are committed in Kafka. Source transactions are whole in it: those that the watermark
+    sees are published as a whole. The trigger does not harvest; any harvesting process moves the watermark.
 
-    No record is left out: the asset's state store keeps how far the asset was told, and the first event after a pause,
-    or after a triggerer's death, covers what was published meanwhile. What the last ten seconds before a death had
-    told, it may tell again. The very first event counts all that was published in this incarnation.
+    No record is left out. The asset's state store keeps how far the asset was told, so the first event after a pause,
+    or after a triggerer's death, covers what was published meanwhile. News of the last ten seconds before a death may
+    be repeated. The very first event counts everything published in this incarnation.
 
-    An outbox that is harvested at least once has no watermark, and there are no events; the log says so. Nor are there
-    any while harvesting is halted, or the database is of another history than the one that was harvested.
+    There are no events for an outbox that is harvested at least once, which has no watermark; the log says so. Nor are
+    there any while harvesting is halted, or the database has another history than the harvested one.
 
-    `topics` are those to tell of (None: all); `asset` is the asset's URI, so that each asset has a trigger of its own.
+    `topics` limits the news to these topics (None: all). `asset` is the asset's URI, so each asset has its own trigger.
     """
 
     supports_triggerer_queue = False
@@ -100,7 +100,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
                     yield payload
 
     def _tell_of_delivery(self, delivery: str | None) -> None:
-        """Say in the log, once, that there is nothing to tell the asset, and once when there is again."""
+        """Log once that there is nothing to tell the asset, and once when there is again."""
         if delivery == self._delivery:
             return
         if delivery == "at_least_once":
@@ -115,7 +115,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         self._delivery = delivery
 
     def _tell_of_doubt(self, doubt: str | None) -> None:
-        """Say in the log, once, why nobody can tell what is published, and once when it can be told again."""
+        """Log once why nobody can tell what is published, and once when it can be told again."""
         if doubt == self._doubt:
             return
         if doubt is not None:

@@ -6,5 +6,5 @@ import os
 
 
 def without_airflow() -> dict[str, str]:
-    """This process' environment without what is Airflow's: connections, the metadata database's address, keys."""
+    """Return this process' environment without Airflow's: connections, the metadata database's address, keys."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}

@@ -1,4 +1,4 @@
-"""The fence row of a shard as a leader finds it when it takes over: values that table, engine and commands share."""
+"""The fence row of a shard as a leader finds it at take-over: values that table, engine and commands share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from uuid import UUID
 
 from airflow_outbox.values.records import Snapshot
 
-_GIVEN_UP = " (given up)"  # no transactional id of a producer ends so: its number is last
+_GIVEN_UP = " (given up)"  # no producer's transactional id ends so: it ends with a number
 
 
 def recorded_ids(transactional_ids: Iterable[str], *, given_up: Iterable[str]) -> list[str]:
-    """What the fence row says of producers. Those that are given up are among the ids, too: an earlier release fences
-    all of them.
+    """Return producers' ids as the fence row records them. Those given up are among the ids, too: an earlier release
+    fences all of them.
     """
     return [*transactional_ids, *(name + _GIVEN_UP for name in given_up)]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """What operators ask of a leader: to mark nothing for a while, or to let another member lead."""
+    """Operators' request to a leader: to mark nothing for a while, or to let another member lead."""
 
     paused: bool = False
     handover: bool = False
@@ -30,8 +30,8 @@ class OperatorRequest:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Which history a database is of: its system identifier, its timeline, the outbox's table oid, and the database's
-    own (None: an earlier release recorded this history).
+    """A database's history: its system identifier, its timeline, the outbox's table oid, and the database's own (None:
+    an earlier release recorded this history).
     """
 
     system_identifier: int
@@ -42,11 +42,12 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class LedgerPosition:
-    """What Postgres knows of the ledger.
+    """The ledger as Postgres knows it.
 
-    `topic_id` is the Kafka id of the ledger's topic (None: no leader has used it yet), `batch` the last batch that is
-    known to be purged, with all before it, `offset` where its first record is in the ledger, and `highest_id` the
-    highest id of a record that was published.
+    - `topic_id`: the Kafka id of its topic (None: no leader has used it yet)
+    - `batch`: the last batch known to be purged, with all before it
+    - `offset`: where that batch's first record is in the ledger
+    - `highest_id`: the highest id of a published record
     """
 
     topic_id: str | None = None
@@ -57,11 +58,12 @@ class LedgerPosition:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """How far everything is out, as of the last batch that is witnessed.
+    """How far everything is published, as of the last witnessed batch.
 
-    `watermark` is the newest snapshot of which every visible transaction is published (None: of none that is known).
-    `batch` is the last batch up to which all batches hold nothing but records of such transactions, and `topics` are
-    the records of each topic published by then, in this incarnation; `uncovered` are those in the batches after it.
+    - `watermark`: the newest snapshot whose visible transactions are all published (None: none is known)
+    - `batch`: the last batch up to which all batches hold only records of such transactions
+    - `topics`: the records of each topic published by then, in this incarnation
+    - `uncovered`: those in the batches after it
     """
 
     watermark: Snapshot | None = None
@@ -70,14 +72,14 @@ class Flushed:
     uncovered: Mapping[str, int] = field(default_factory=dict)
 
     def with_more(self, counts: Iterable[Mapping[str, int]]) -> Self:
-        """The same with more batches published."""
+        """Return the same with more batches published."""
         uncovered = Counter(self.uncovered)
         for more in counts:
             uncovered.update(more)
         return replace(self, uncovered=dict(uncovered))
 
     def behind(self, earlier: Self) -> Self:
-        """The same batches published, under an earlier watermark."""
+        """Return the same published batches under an earlier watermark."""
         counts = Counter(self.topics) + Counter(self.uncovered)
         return replace(earlier, uncovered=dict(counts - Counter(earlier.topics)))
 
@@ -86,14 +88,16 @@ class Flushed:
 class Fence:
     """The fence row after a take-over, and what the database says of itself beside it.
 
-    `delivery` is the mode in which the outbox was last harvested (None: never), `transactional_ids` what the producers
-    of that were known by, and which were given up (`recorded_ids`). `recorded` is the history that the first leader of
-    this incarnation found, `present` today's.
-    `last_drawn` is the last id that the sequence gave out (0: none), `beats` how often leaders have said here
-    that they are alive, `next_transaction_id` an upper bound of the transaction ids in use, and `newest_transaction_id`
-    the highest one in the outbox that is not below it (0: there is none). `halted` is why harvesting was stopped until
-    `adopt` (None: it was not). `begun_view` is the last view that began to harvest: it alone can have published what
-    the witness does not know of (None: an earlier release harvested last, or nobody).
+    - `delivery`: the mode in which the outbox was last harvested (None: never)
+    - `transactional_ids`: the ids of that harvest's producers, and which were given up (`recorded_ids`)
+    - `recorded`, `present`: the history that this incarnation's first leader found, and today's
+    - `last_drawn`: the last id that the sequence gave out (0: none)
+    - `beats`: how often leaders have said here that they are alive
+    - `next_transaction_id`: an upper bound of the transaction ids in use
+    - `newest_transaction_id`: the highest one in the outbox that is not below it (0: none)
+    - `halted`: why harvesting was stopped until `adopt` (None: it was not)
+    - `begun_view`: the last view that began to harvest. It alone can have published what the witness does not know of
+      (None: an earlier release harvested last, or nobody).
     """
 
     request: OperatorRequest
@@ -115,20 +119,18 @@ class Fence:
 
     @property
     def producers(self) -> frozenset[str]:
-        """The transactional ids of all producers that are not known to be fenced."""
+        """The transactional ids of all producers not known to be fenced."""
         return frozenset(name for name in self.transactional_ids if not name.endswith(_GIVEN_UP))
 
     @property
     def given_up(self) -> frozenset[str]:
-        """Those of which no producer is at work, and no commit is uncertain: only their last transaction has to end."""
+        """Ids with no producer at work and no uncertain commit: only their last transaction has to end."""
         return frozenset(name.removesuffix(_GIVEN_UP) for name in self.transactional_ids if name.endswith(_GIVEN_UP))
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a heartbeat brings back: operators' wishes, and what tells that table or database were exchanged or set
-    back.
-    """
+    """A heartbeat's result: operators' wishes, and values that show if table or database were exchanged or set back."""
 
     request: OperatorRequest
     table_oid: int

@@ -1,4 +1,4 @@
-"""What is read of an outbox for publishing exactly once: pages of rows, and what the reading statement saw."""
+"""Pages of rows, read from an outbox to publish exactly once, and what the reading statement saw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_outbox.values.records import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class PageSnapshot:
-    """What to read next: records that `after` does not see, that `within` sees, with ids above `above`.
+    """The records to read next: `after` does not see them, `within` sees them, and their ids are above `above`.
 
     `after` None excludes nothing; `within` None stands for the reading's own snapshot.
     """
@@ -33,11 +33,11 @@ OutboxRow = tuple[
     int,
     int | None,
 ]
-"""A record as it is read for publishing exactly once: id, topic, key, value, header names, header values, partition,
-about how many bytes it takes in memory, transaction id (None unless asked for). Header names and values are None in
-place of empty only where neither they nor the value were read: the record is larger than Kafka's client takes.
+"""A record as read for publishing exactly once: id, topic, key, value, header names, header values, partition, about
+how many bytes it takes in memory, transaction id (None unless asked for). Header names and values are None, rather than
+empty, only where neither they nor the value were read: the record is larger than Kafka's client takes.
 
-A plain tuple, for there are hundreds of thousands a second of them.
+It is a plain tuple, since there are hundreds of thousands a second.
 """
 
 SIZE: Final = 7
@@ -50,12 +50,12 @@ _size = itemgetter(SIZE)
 
 
 def total_size(rows: Iterable[OutboxRow]) -> int:
-    """About how many bytes all rows take in memory."""
+    """Return about how many bytes all rows take in memory."""
     return sum(map(_size, rows))
 
 
 def count_within(rows: Sequence[OutboxRow], max_bytes: int) -> int:
-    """How many of the first rows have at most so many bytes of key and value together; at least one."""
+    """Return how many of the first rows have at most so many bytes of key and value together; at least one."""
     total = 0
     for place, row in enumerate(rows):
         total += row[SIZE]
@@ -65,25 +65,24 @@ def count_within(rows: Sequence[OutboxRow], max_bytes: int) -> int:
 
 
 class PageSize:
-    """How many rows to ask for, so that a page of them can't be larger than there is room for.
+    """Decides how many rows to ask for, so that a page of them always fits into its room.
 
-    The first page is small, so that its records are published while others are read. The room is shared out equally
-    among the rows that are asked for. A row that is larger than its share comes without its value; the page then ends
-    before it, and from now on fewer rows are asked for, with shares that rows a little larger than that one fit into,
-    too. When no row needs more than half of its share, twice as many are asked for: rows that are all alike are read
-    once.
+    The first page is small, so that its records are published while others are read. The rows asked for share the room
+    equally. A row larger than its share comes without its value, and the page ends before it. From then on fewer rows
+    are asked for, so that rows a little larger than that one fit, too. When no row needs more than half of its share,
+    twice as many are asked for: rows that are all alike are read once.
     """
 
     def __init__(self) -> None:
         self._records = _FIRST_RECORDS
 
     def shares(self, *, max_records: int, max_bytes: int) -> tuple[int, int]:
-        """How many rows to ask for, and how large each may be. A row by itself may have any size."""
+        """Return how many rows to ask for, and how large each may be. A row by itself may have any size."""
         records = max(1, min(max_records, max_bytes, self._records))
         return records, max_bytes // records if records > 1 else ANY_BYTES
 
     def fitting(self, rows: Sequence[OutboxRow], *, share: int, max_bytes: int) -> Sequence[OutboxRow]:
-        """The rows before the first that is larger than its share."""
+        """Return the rows before the first that is larger than its share."""
         largest = max(map(_size, rows), default=0)
         if largest <= share:
             if self._records <= len(rows) and 2 * self._records * largest <= max_bytes:
@@ -98,10 +97,12 @@ class PageSize:
 class Page:
     """A page of a window, in id order.
 
-    `snapshot` is what the statement saw; `complete` tells that nothing is left above the last id; `written` is a
-    position of Postgres' log by which all that was seen is written, `flushed` one up to which it is on disk.
-    `table_oid` and `file_number` tell which table was read, and which of its files: TRUNCATE gives it another.
-    `last_drawn` is how far the sequence of the ids was: a higher id was chosen by whoever wrote it.
+    - `snapshot`: what the statement saw
+    - `complete`: nothing is left above the last id
+    - `written`, `flushed`: a position of Postgres' log by which all that was seen is written, and one up to which it is
+      on disk
+    - `table_oid`, `file_number`: which table was read, and which of its files: TRUNCATE gives it another
+    - `last_drawn`: how far the sequence of the ids was. A writer chose any higher id itself.
     """
 
     rows: Sequence[OutboxRow]
@@ -116,7 +117,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How many records of a transaction there are, and the last one's id."""
+    """How many records a transaction has, and the last one's id."""
 
     records: int
     last_id: int

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from airflow_outbox.errors import InvalidTicketError
 
-_HEADER_OVERHEAD = 64  # bytes; twice that a header, as the statements have it
+_HEADER_OVERHEAD = 64  # bytes for a name or a value, as the statements have it
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 Lane = tuple[str, str | bytes | None]
@@ -21,8 +21,8 @@ class OutboxRecord:
     """One event to publish.
 
     `key` decides partition and order: records of one topic and key are published in the order in which they were
-    stashed. `value` None is a tombstone. `headers` is a mapping or pairs; a name may come more than once, and the
-    order is kept. `partition` None leaves the choice to the key.
+    stashed. `value` None is a tombstone. `headers` is a mapping or pairs; names may repeat, and their order is kept.
+    `partition` None leaves the choice to the key.
     """
 
     topic: str
@@ -32,7 +32,7 @@ class OutboxRecord:
     partition: int | None = None
 
     def header_pairs(self) -> list[tuple[str, str | bytes]]:
-        """The headers as pairs, in order."""
+        """Return the headers as pairs, in order."""
         return list(self.headers.items() if isinstance(self.headers, Mapping) else self.headers)
 
 
@@ -49,7 +49,7 @@ class MarkedRecord(NamedTuple):
 
     @property
     def size(self) -> int:
-        """What the record counts against the bound on bytes in flight."""
+        """The bytes that the record counts against the bound on bytes in flight."""
         size = (len(self.key) if self.key else 0) + (len(self.value) if self.value else 0)
         for part in (*(self.header_names or ()), *(self.header_values or ())):
             size += _HEADER_OVERHEAD + (len(part) if part else 0)
@@ -58,7 +58,7 @@ class MarkedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a writer gets back, of constant size: enough to ask later whether all of a transaction is published.
+    """A writer's receipt, of constant size: enough to ask later whether all of a transaction is published.
 
     `outbox_id` names the outbox, `incarnation` counts which history of the database this is, and `transaction_id` is
     the 64-bit id of the writer's transaction. `str(ticket)` and `Ticket.parse` carry it as text, through XCom for
@@ -84,7 +84,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which transactions are visible: those below `xmax`, but for the ones in progress. As Postgres' pg_snapshot."""
+    """Which transactions are visible: those below `xmax`, except the ones in progress. As Postgres' pg_snapshot."""
 
     xmin: int
     xmax: int
@@ -95,12 +95,12 @@ class Snapshot:
         return transaction_id < self.xmax and transaction_id not in self.in_progress
 
     def includes(self, other: Snapshot) -> bool:
-        """Whether every transaction that the other snapshot sees is seen by this one, too."""
+        """Whether this snapshot sees every transaction that the other one sees."""
         return other.xmax <= self.xmax and not any(other.sees(number) for number in self.in_progress)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what Postgres writes: `xmin:xmax:xid,xid,…`."""
+        """Read a snapshot as Postgres writes it: `xmin:xmax:xid,xid,…`."""
         xmin, xmax, in_progress = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(int(xid) for xid in in_progress.split(",") if xid))
 

@@ -1,6 +1,6 @@
 """Note when a consumer that reads committed sees each row, in a process of its own.
 
-It prints lines of JSON: twice a second how many rows it has seen; and when its stdin ends, each row's number and the
+It prints lines of JSON. Twice a second: how many rows it has seen. When its stdin ends: each row's number and the
 moment at which it was first seen, by `time.monotonic()`, and how many were seen again.
 """
 

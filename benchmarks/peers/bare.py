@@ -1,4 +1,4 @@
-"""The bare loop: a script that selects, produces and deletes, and cares for nothing: what care costs is told by it."""
+"""The bare loop: a script that selects, produces and deletes without any care. It shows what care costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part: this project and the peers that are at hand, each of the others with the reason why not."""
+"""The choice of contenders: this project and the peers at hand; for each other one, why it does not take part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Absent:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where peers are, and which are left out."""
+    """Add the options for where peers are, and which are left out."""
     parser.add_argument("--goharvest", type=Path, metavar="BIN", help="goharvest's reaper")
     parser.add_argument("--no-debezium", action="store_true", help="leave out Debezium, whose jars have to be fetched")
 
@@ -40,7 +40,7 @@ def ours() -> Iterator[Contender]:
 
 
 def for_a_backlog(given: argparse.Namespace) -> Iterator[Contender | Absent]:
-    """Who publishes a full outbox, the peers as they are and with the settings that make them fastest."""
+    """The contenders for a full outbox, the peers as they are and with the settings that make them fastest."""
     yield from ours()
     if given.tuned is not None:
         yield Outbox(verdicts.TUNED, yaml.safe_load(given.tuned.read_text("utf-8")))
@@ -62,7 +62,7 @@ def for_a_backlog(given: argparse.Namespace) -> Iterator[Contender | Absent]:
 
 
 def for_a_stream(given: argparse.Namespace) -> Iterator[Contender | Absent]:
-    """Who publishes records as they come, the peers with the settings that make them soonest."""
+    """The contenders for records as they come, the peers with the settings that make them soonest."""
     yield from ours()
     yield Absent(verdicts.BARE_LOOP, "it ends when the table is empty")
     if (reason := _no_reaper(given)) is None:

@@ -1,4 +1,4 @@
-"""Kafka Connect, standalone, with Debezium's Postgres connector: its jars, its process, and what it is told by HTTP."""
+"""Kafka Connect, standalone, with Debezium's Postgres connector: its jars, its process, and its control by HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.peers.scene import JARS, Place
 DEBEZIUM_VERSION = "3.7.0.Final"
 _CONNECTOR = (
     f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}",
-    "com.fasterxml.jackson.core:jackson-annotations:2.21",  # which its jackson-databind asks for without saying so
+    "com.fasterxml.jackson.core:jackson-annotations:2.21",  # an undeclared need of its jackson-databind
 )
 _CONNECT = (
     f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
@@ -41,7 +41,7 @@ _STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
 
 
 def fetch() -> None:
-    """Fetch its jars where they are not there (about a minute). Raises JarsMissingError, JavaMissingError."""
+    """Fetch its jars where they are missing (about a minute). Raises JarsMissingError, JavaMissingError."""
     _jars()
 
 
@@ -55,7 +55,7 @@ def _jars() -> tuple[Path, Path]:
 
 
 class Connect:
-    """A worker that runs, with at most one connector."""
+    """A running worker with at most one connector."""
 
     def __init__(self, place: Place) -> None:
         """Raises ContenderError when it does not come up."""

@@ -1,4 +1,4 @@
-"""What a benchmark needs of a contender."""
+"""The interface of a contender for a benchmark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Turn(ABC):
 
     @abstractmethod
     def begin(self) -> Child:
-        """Let it publish what is in its table; its process. Returns when it has begun, or just before.
+        """Let it publish what is in its table; return its process. Returns when it has begun, or just before.
 
-        Raises ContenderError when it does not come so far.
+        Raises ContenderError when it does not begin.
         """
 
     @abstractmethod
@@ -33,15 +33,15 @@ class Contender(ABC):
     layout: ClassVar[Layout]
     """How its table is filled."""
     timed_from: ClassVar[str]
-    """What `Turn.begun` is, in words."""
+    """The meaning of `Turn.begun`, in words."""
 
     wakes: str
-    """How it gets to know of records, in words."""
+    """How it learns of records, in words."""
     one_at_a_time: bool = False
-    """Whether it has at most one record of a key in flight, and so is slow where there is but one key."""
+    """Whether it has at most one record of a key in flight, and so is slow where there is only one key."""
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
-        """`name` is what the results call it; `settings` are what distinguishes it from its defaults."""
+        """`name` is its name in the results; `settings` are its differences from its defaults."""
         self.name = name
         self.settings = dict(settings or {})
 

@@ -1,4 +1,4 @@
-"""Count what a consumer that reads committed finds in a topic, in a process of its own; one line of JSON.
+"""Count the rows that a consumer that reads committed finds in a topic, in a process of its own; one line of JSON.
 
 Every row has to be there once, and each key's rows in their order.
 """
@@ -20,7 +20,7 @@ _QUIET_SECONDS = 20.0
 
 @dataclass(slots=True)
 class Found:
-    """What a topic holds of rows that are numbered from 0."""
+    """The contents of a topic, for rows that are numbered from 0."""
 
     records: int = 0
     lost: int = 0
@@ -28,11 +28,11 @@ class Found:
     foreign: int = 0
     disordered: int = 0
     last_offsets: list[int] = field(default_factory=list)
-    """A partition each: the last record's, or -1."""
+    """The last record's offset in each partition, or -1."""
 
     @property
     def fault(self) -> str | None:
-        """What is wrong, in words."""
+        """The fault in words."""
         wrong = {name: getattr(self, name) for name in ("lost", "doubled", "foreign", "disordered")}
         return ", ".join(f"{number} {name}" for name, number in wrong.items() if number) or None
 

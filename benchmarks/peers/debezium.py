@@ -1,9 +1,8 @@
 """Debezium's Postgres connector with the outbox router, in Kafka Connect standalone, over its own table.
 
 It reads the log of Postgres and never deletes its rows. A turn starts it and lets it publish some rows of another
-topic, so that it has a slot and knows its place in the log; then it is stopped while the backlog is loaded. It goes on
-in a new Java process, as all others begin in new ones; or, where it is to be warm, in the one that it had, whose code
-is compiled by then.
+topic, so that it has a slot and knows its place in the log. It is stopped while the backlog is loaded. Then it goes on
+in a new Java process, like all others; or, where it is to be warm, in its first one, whose code is compiled by then.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ TUNED = {
     "producer.override.linger.ms": 5,
     "producer.override.batch.size": 262144,
 }
-"""What makes it publish a backlog faster."""
+"""Settings that make it publish a backlog faster."""
 SOON = {"poll.interval.ms": 10}
-"""What makes it publish a record sooner."""
+"""Settings that make it publish a record sooner."""
 _WARM_UP_ROWS = 2000
 _START_SECONDS = 60.0
 _STREAMING = "Starting streaming"
 
 
 class Debezium(Contender):
-    """`settings` are the connector's, beside those that it can't do without."""
+    """`settings` are the connector's, beside those that it requires."""
 
     layout = OUTBOX_EVENT
     timed_from = f"its line '{_STREAMING}'"
@@ -127,7 +126,7 @@ class _DebeziumTurn(Turn):
         return self._begun
 
     def pause(self, *, keep_process: bool) -> None:
-        """Stop it, so that it has noted how far it is."""
+        """Stop it, after it has noted how far it is."""
         assert self._connect is not None
         self._connect.stop()
         if not keep_process:

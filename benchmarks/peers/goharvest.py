@@ -23,12 +23,12 @@ CREATE TABLE outbox (
 )
 """
 BEST_LIMITS = {"markQueryRecords": 1000, "maxInFlightRecords": 10_000}
-"""What a sweep over its limits has found to publish a backlog fastest."""
+"""The limits that published a backlog fastest in a sweep."""
 _ELECTION_SECONDS = 60.0
 
 
 class Goharvest(Contender):
-    """`REAPER -f FILE`; `settings` are its limits, which it has otherwise of its own."""
+    """`REAPER -f FILE`; `settings` are its limits, otherwise its own defaults."""
 
     layout = OUTBOX
     timed_from = "its line 'Elected as leader'"
@@ -43,7 +43,7 @@ class Goharvest(Contender):
     def turn(self, place: Place) -> Iterator[Turn]:
         with psycopg.connect(place.dsn, autocommit=True) as connection:
             connection.execute(TABLE)
-        leader_topic = f"{place.topic}-leader"  # which it doesn't make
+        leader_topic = f"{place.topic}-leader"  # goharvest doesn't make it
         place.make_topic(leader_topic)
         harvest = {
             "baseKafkaConfig": {"bootstrap.servers": place.bootstrap},

@@ -1,4 +1,4 @@
-"""What a contender uses while nothing comes."""
+"""The resources that a contender uses while nothing comes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.peers.scene import Scene
 from benchmarks.peers.usage import Usage
 
 SETTINGS = {"shared_preload_libraries": "pg_stat_statements"}
-"""What Postgres has to be told at its start, so that statements can be counted."""
+"""Settings for Postgres's start, so that statements can be counted."""
 _SETTLE_SECONDS = 5.0
 _CALLS = """
 SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 70), sum(calls)::bigint
@@ -30,13 +30,13 @@ class Idle:
     contender: str
     seconds: float
     cpu_percent: float
-    """Of one core, by the contender's processes."""
+    """The contender's processes, in percent of one core."""
     postgres_cpu_percent: float
     kafka_cpu_percent: float
     statements_per_second: float
-    """At Postgres, of all of its connections; what comes by a replication connection is not counted."""
+    """At Postgres, over all connections, except what comes by a replication connection."""
     statements: dict[str, float]
-    """The same a statement, the most frequent first."""
+    """The same by statement, the most frequent first."""
     others_cores: float
 
     def as_line(self) -> dict[str, Any]:

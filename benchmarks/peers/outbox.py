@@ -21,7 +21,7 @@ _START_SECONDS = 30.0
 
 
 class Outbox(Contender):
-    """`airflow-outbox harvest`; `settings` are added to its configuration, which has nothing else but the servers."""
+    """`airflow-outbox harvest`; `settings` are added to its configuration, which otherwise names only the servers."""
 
     layout = OUTBOX
     timed_from = "its event `view`: it leads, and takes over what earlier leaders left"
@@ -36,7 +36,7 @@ class Outbox(Contender):
         self.one_at_a_time = self.settings.get("delivery") == "at_least_once"
 
     def command(self, file: Path) -> list[str | Path]:
-        """What harvests with this configuration."""
+        """The command that harvests with this configuration."""
         return [COMMAND, "harvest", "-f", file]
 
     @contextmanager

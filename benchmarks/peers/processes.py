@@ -25,7 +25,7 @@ class ContenderError(OutboxError):
 
 
 class Child:
-    """A running process and what it writes, each line with the moment at which it was read.
+    """A running process and its output, each line with the moment at which it was read.
 
     It ends with the process that started it, even at SIGKILL (`child_guard` says how).
     """
@@ -37,7 +37,7 @@ class Child:
         log: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`log` is where a copy of what it writes goes; `environment` is added to the present one."""
+        """`log` takes a copy of the output; `environment` is added to the present one."""
         self.lines: list[tuple[float, str]] = []
         """Moments by `time.monotonic()`, and lines of stdout and stderr."""
         self._log = log
@@ -72,7 +72,7 @@ class Child:
         self.pid = int(pid)
 
     def wait_for(self, pattern: str, *, within: float, after: float = 0.0) -> tuple[float, str]:
-        """The first line that has the pattern and was read after a moment. Raises ContenderError."""
+        """The first line that matches the pattern and was read after a moment. Raises ContenderError."""
         searched, deadline = 0, time.monotonic() + within
         with self._news:
             while True:

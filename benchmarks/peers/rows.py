@@ -1,4 +1,4 @@
-"""The rows that are published: the same for every contender, whatever its table looks like."""
+"""The rows that are published: the same for every contender, whichever table it uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(rb'\{"id":(\d+),')
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What rows are like: over how many keys they are spread, and how many bytes a value has."""
+    """The shape of rows: how many keys they are spread over, and how many bytes a value has."""
 
     name: str
     keys: int
@@ -30,7 +30,7 @@ class Shape:
         return f"customer-{number % self.keys}"
 
     def value(self, number: int) -> str:
-        """JSON with the row's number, and words that compress about as well as words do."""
+        """JSON with the row's number, and words that compress about as well as real words."""
         begun = f'{{"id":{number},"note":"'
         length = self.value_bytes - len(begun) - 2
         start = number * 7919 % (_FILLING_CHARACTERS - length)
@@ -48,7 +48,7 @@ SHAPES = {
 
 
 def number_of(value: bytes) -> int | None:
-    """The row's number, from the value that arrived; None of a value that is not of these rows."""
+    """The row's number, from the value that arrived; None for a value that is not one of these rows."""
     found = _NUMBER.match(value)
     return int(found[1]) if found else None
 
@@ -69,16 +69,16 @@ class Layout:
 
     table: str
     columns: Mapping[str, str]
-    """What each column takes, as text, with {topic}, {key}, {value}, {header}, {header_value} and {uuid}."""
+    """The text for each column, with {topic}, {key}, {value}, {header}, {header_value} and {uuid}."""
 
     def values(self, shape: Shape, topic: str, number: int) -> list[str]:
-        """A row, as text a column."""
+        """A row, as one text a column."""
         name, header_value = HEADER
         known = {"topic": topic, "key": shape.key(number), "value": shape.value(number), "uuid": uuid.UUID(int=number)}
         return [text.format(**known, header=name, header_value=header_value) for text in self.columns.values()]
 
     def insert(self, rows: int) -> str:
-        """The statement that inserts so many rows, which are its parameters one after the other."""
+        """The statement that inserts so many rows; its parameters are the rows one after the other."""
         row = f"({', '.join(['%s'] * len(self.columns))})"
         return f"INSERT INTO {self.table} ({', '.join(self.columns)}) VALUES {', '.join([row] * rows)}"
 
@@ -111,7 +111,7 @@ OUTBOX = Layout(
         "kafka_header_values": "{{{header_value}}}",
     },
 )
-"""goharvest's columns, which this project's table has, too."""
+"""goharvest's columns, which this project's table also has."""
 OUTBOX_EVENT = Layout(
     "outboxevent",
     {"id": "{uuid}", "aggregatetype": "{topic}", "aggregateid": "{key}", "type": "created", "payload": "{value}"},

@@ -31,7 +31,7 @@ _LEADER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a turn happens."""
+    """The place of a turn."""
 
     dsn: str
     bootstrap: str
@@ -53,7 +53,7 @@ class Place:
 
 
 class Scene:
-    """Postgres with default settings but `wal_level=logical`, which Debezium needs, and Kafka; both on 127.0.0.1."""
+    """Postgres with default settings except `wal_level=logical`, which Debezium needs, and Kafka; both on 127.0.0.1."""
 
     def __init__(self, folder: Path, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Scene:
     @classmethod
     @contextmanager
     def started(cls, settings: Mapping[str, str] | None = None) -> Iterator[Self]:
-        """New servers, which go with their data on exit, and at SIGTERM. `settings` are Postgres's."""
+        """New servers. They and their data go on exit, and at SIGTERM. `settings` are Postgres's."""
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with ExitStack() as stack:
             folder = Path(
@@ -79,7 +79,7 @@ class Scene:
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """An empty database and an empty topic. On exit both go, and what else was made in Kafka meanwhile."""
+        """An empty database and an empty topic. On exit both go, with everything else made in Kafka meanwhile."""
         name = f"turn_{next(self._numbers)}"
         known = self._topics()
         folder = self.folder / name

@@ -1,4 +1,4 @@
-"""When consumers that read committed could see all of a topic, and whether all of it is right: nobody's own word."""
+"""When consumers that read committed could see all of a topic, and whether it is right. No contender's word counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.count import Found
 from benchmarks.peers.scene import PARTITIONS, ROOT, Place
 
 Changes = Sequence[tuple[float, Sequence[int]]]
-"""The last stable offsets, a partition each, and the moments (`time.monotonic()`) at which they were first seen so."""
+"""The last stable offsets, one a partition, and the moments (`time.monotonic()`) at which they were first seen."""
 
 
 class RefusedError(OutboxError):
@@ -31,10 +31,10 @@ class Seen:
 
 
 class Sightings:
-    """Watches a topic from now on; as a context manager, for it has a process."""
+    """Watches a topic from now on. It has a process, so it is a context manager."""
 
     def __init__(self, place: Place, *, rows: int, patience: float) -> None:
-        """`patience` is for how many seconds nothing may change before it counts as the end."""
+        """`patience`: seconds without change after which it counts as the end."""
         self._place = place
         self._rows = rows
         command = [place.bootstrap, place.topic, f"--partitions={PARTITIONS}", f"--records={rows}"]
@@ -60,9 +60,9 @@ class Sightings:
         self._watch.stdout.close()
 
     def wait(self) -> Seen:
-        """Wait until all rows can be read; asked for when the contender has begun to publish.
+        """Wait until all rows can be read; call it when the contender has begun to publish.
 
-        Raises RefusedError when they never can, or not as they should.
+        Raises RefusedError when they never can, or not correctly.
         """
         assert self._watch.stdin is not None
         self._watch.stdin.write("begun\n")
@@ -79,7 +79,7 @@ class Sightings:
         )
 
     def judge(self) -> None:
-        """Once the contender has ended: hold all it has done against the rows. Raises RefusedError."""
+        """Check all records against the rows, once the contender has ended. Raises RefusedError."""
         self._require_right(self.count())
 
     def _require_right(self, found: Found) -> None:
@@ -112,7 +112,7 @@ class Sightings:
 
 
 def first_beyond(changes: Changes, ends: Sequence[int], *, together: bool) -> float:
-    """The first moment at which all partitions (`together`), or any, could be read to these ends; any: beyond them."""
+    """The first moment at which all partitions (`together`) could be read to these ends, or any one beyond its end."""
     for moment, offsets in changes:
         pairs = zip(offsets, ends, strict=True)
         if all(have >= end for have, end in pairs) if together else any(have > end for have, end in pairs):

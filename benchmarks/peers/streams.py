@@ -1,4 +1,4 @@
-"""One turn of a contender over a stream of small transactions: how long after its commit consumers see each record."""
+"""One turn of a contender over a stream of small transactions: how soon after its commit consumers see each record."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from benchmarks.peers.sightings import RefusedError
 from benchmarks.peers.usage import Usage
 
 LEAD_IN_SECONDS = 3.0
-"""How long records come before the ones that count."""
+"""How long the records come that don't count, before the ones that do."""
 _KEEPS_UP_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """From when the writer knew that a transaction was committed until a consumer saw its record, in milliseconds."""
+    """Milliseconds from when the writer knew that a transaction was committed until a consumer saw its record."""
 
     p50_ms: float
     p90_ms: float
@@ -34,7 +34,7 @@ class Delays:
 
     @classmethod
     def of(cls, delays: Sequence[float]) -> Self:
-        """Of delays in seconds."""
+        """Make it from delays in seconds."""
         found = sorted(delays)
         places = (0.5, 0.9, 0.99)
         p50, p90, p99 = (round(1000 * found[int(place * len(found))], 1) for place in places)
@@ -43,7 +43,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What a stream is: rows a second, rows a transaction, and for how long (without the lead-in)."""
+    """The size of a stream: rows a second, rows a transaction, and for how long (without the lead-in)."""
 
     rate: float
     transaction: int
@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def lead_in(self) -> int:
-        """Rows that come first and don't count."""
+        """The first rows, which don't count."""
         return self._whole(LEAD_IN_SECONDS * self.rate)
 
     @property
@@ -70,11 +70,11 @@ class Result:
     rate: float
     round: int
     rate_kept: float
-    """What the writer came to: less than the rate where committing takes too long."""
+    """The writer's real rate: below the wanted one where committing takes too long."""
     records: int
     delays: Delays | None = None
     commit_ms: float | None = None
-    """What a commit took the writer, the median."""
+    """The writer's median time for a commit."""
     cores: float | None = None
     postgres_cores: float | None = None
     kafka_cores: float | None = None
@@ -129,7 +129,7 @@ def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int
 
 
 def _written(place: Place, contender: Contender, stream: Stream, usage: Usage) -> list[tuple[int, float, float]]:
-    """Let the writer write; of each transaction the first row, and when it was sent and committed."""
+    """Let the writer write; return each transaction's first row, and when it was sent and committed."""
     options = [f"--rate={stream.rate}", f"--transaction={stream.transaction}", f"--rows={stream.rows}"]
     command = [sys.executable, "-m", "benchmarks.peers.writer", place.dsn, contender.layout.table, place.topic]
     with subprocess.Popen(
@@ -144,7 +144,7 @@ def _written(place: Place, contender: Contender, stream: Stream, usage: Usage) -
 
 
 class Arrivals:
-    """A consumer in a process of its own, from now on; as a context manager."""
+    """A consumer in a process of its own, from now on. A context manager."""
 
     def __init__(self, place: Place) -> None:
         command = [sys.executable, "-m", "benchmarks.peers.arrivals", place.bootstrap, place.topic]
@@ -165,7 +165,7 @@ class Arrivals:
     ) -> None:
         assert self._consumer.stdout is not None
         self._close_stdin()
-        self._consumer.stdout.read()  # for it tells all that it has seen, whether or not it is asked
+        self._consumer.stdout.read()  # it tells all that it has seen, whether or not it is asked
         self._consumer.stdout.close()
         self._consumer.wait()
 
@@ -174,7 +174,7 @@ class Arrivals:
         return self._consumer.pid
 
     def all_of(self, rows: int) -> dict[int, float]:
-        """When each row was seen; asked for when the last is committed. Raises RefusedError."""
+        """When each row was seen; call it when the last is committed. Raises RefusedError."""
         deadline = time.monotonic() + _KEEPS_UP_SECONDS
         while (told := self._read())["seen"] < rows:
             if time.monotonic() > deadline:

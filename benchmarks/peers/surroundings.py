@@ -1,4 +1,4 @@
-"""What a figure was taken on."""
+"""The surroundings in which a figure was taken."""
 
 from __future__ import annotations
 

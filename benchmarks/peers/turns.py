@@ -19,7 +19,7 @@ _CALM_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a turn has come to. Times are in seconds, processor time in seconds of one core."""
+    """The figures of a turn. Times are in seconds, processor time in seconds of one core."""
 
     seconds: float
     """From when the contender began to publish until consumers that read committed could read the last record."""
@@ -32,12 +32,12 @@ class Figures:
     peak_mb: float
     """The contender's memory, resident, in 10^6 bytes."""
     others_cores: float
-    """What the rest of the machine has kept busy meanwhile: of a calm machine, next to nothing."""
+    """Cores that the rest of the machine kept busy meanwhile: next to nothing on a calm machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A turn, with its figures or with why it gets none."""
+    """A turn, with its figures or why it gets none."""
 
     contender: str
     shape: str

@@ -1,4 +1,4 @@
-"""What processes and the whole machine use while something is measured, noted ten times a second, from /proc."""
+"""The resources that processes and the whole machine use during a measurement, noted ten times a second, from /proc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 @dataclass(slots=True)
 class _Group:
-    """Processes whose use is added up: one, or with all below it."""
+    """Processes whose use is added up: one, or one with all its descendants."""
 
     first: int
     with_family: bool
@@ -31,7 +31,7 @@ class _Group:
     peaks: dict[int, int] = field(default_factory=dict)
 
     def at(self, moment: float) -> float:
-        """Processor time used until then, between two looks in proportion."""
+        """Processor time used until then, interpolated between two looks."""
         place = bisect_left(self.moments, moment)
         if not self.moments:
             return 0.0
@@ -43,7 +43,7 @@ class _Group:
 
 
 class Usage:
-    """As a context manager it looks until it is left. What a process was last seen to have used stays when it ends."""
+    """A context manager that looks until it is left. When a process ends, its last reading stays."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
@@ -62,21 +62,21 @@ class Usage:
         self._looking.join()
 
     def watch(self, name: str, pid: int, *, with_family: bool = False) -> None:
-        """Note from now on what a process uses, and with it all that it starts."""
+        """Note from now on the use of a process and, with `with_family`, of all that it starts."""
         self._groups[name] = _Group(first=pid, with_family=with_family, members=[pid])
 
     def cpu_seconds(self, name: str, start: float, end: float) -> float:
-        """Between two moments of `time.monotonic()`, in seconds of one core."""
+        """Seconds of one core between two moments of `time.monotonic()`."""
         group = self._groups[name]
         return group.at(end) - group.at(start)
 
     def others_cores(self, start: float, end: float) -> float:
-        """How many cores the rest of the machine, all that is not watched, has kept busy meanwhile."""
+        """How many cores the rest of the machine, all that is not watched, kept busy meanwhile."""
         busy = self._machine.at(end) - self._machine.at(start)
         return max(0.0, busy - sum(self.cpu_seconds(name, start, end) for name in self._groups)) / (end - start)
 
     def peak_mb(self, name: str) -> float:
-        """The most memory that the processes have held, each from its own start (resident; 10^6 bytes)."""
+        """The peak memory of the processes, each from its own start (resident; 10^6 bytes)."""
         return sum(self._groups[name].peaks.values()) * 1024 / 1e6
 
     def _look_on(self) -> None:
@@ -87,7 +87,7 @@ class Usage:
             self._machine.seconds.append(_machine_seconds())
             for group in list(self._groups.values()):
                 if group.with_family:
-                    # Most processes have children by their first thread only, and to ask all threads takes long.
+                    # Most processes have children only of their first thread, and asking all threads takes long.
                     family = _family(group.first, all_threads=looks % _LOOKS_A_CENSUS == 0)
                     group.members = sorted({*family, *group.members})
                 _look_at(group)
@@ -96,11 +96,11 @@ class Usage:
 
 
 def _look_at(group: _Group) -> None:
-    """A process's children that have ended count with it."""
+    """Read a group's use. A process's ended children count with it."""
     total, alive = 0.0, []
     for pid in group.members:
         try:
-            # The name, in parentheses, may hold spaces; of the fields behind it, these are utime to cstime.
+            # The name, in parentheses, may hold spaces; the fields used after it are utime to cstime.
             used = [int(ticks) for ticks in _text(pid, "stat").rpartition(")")[2].split()[11:15]]
             peak = _PEAK.search(_text(pid, "status"))
         except OSError:
@@ -117,7 +117,7 @@ def _look_at(group: _Group) -> None:
 
 
 def _family(pid: int, *, all_threads: bool) -> list[int]:
-    """A process and all below it; or those of them that were started by first threads."""
+    """A process and its descendants; or only those that first threads started."""
     found = [pid]
     for member in found:
         try:
@@ -130,7 +130,7 @@ def _family(pid: int, *, all_threads: bool) -> list[int]:
 
 
 def _machine_seconds() -> float:
-    """Processor time that is not idle, of all cores; what other guests have taken from this machine counts, too."""
+    """Processor time of all cores that is not idle, with what other guests have taken from this machine."""
     user, nice, system, _idle, _waiting, *interrupts_and_stolen = (
         int(ticks) for ticks in (_PROC / "stat").read_text().splitlines()[0].split()[1:9]
     )

@@ -1,4 +1,4 @@
-"""What the turns of a comparison come to: medians, ratios of each round, and the targets that they meet or miss."""
+"""The results of a comparison's turns: medians, ratios of each round, and the targets that they meet or miss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Side = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How many times as fast one side has to be as another, by the median of the rounds' ratios."""
+    """How many times as fast one side must be as another, by the median of the rounds' ratios."""
 
     ours: Side
     other: Side
@@ -85,7 +85,7 @@ def summary(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
 
 
 def ratios(ours: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
-    """Of each round in which both have a figure."""
+    """The ratio of each round in which both have a figure."""
     return [ours[number] / other[number] for number in sorted(ours.keys() & other.keys())]
 
 
@@ -96,7 +96,7 @@ def _pairs(rates: Mapping[Side, object]) -> Iterator[tuple[Side, Side]]:
 
 
 def _spread(found: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """What the rounds have come to, from the lowest to the highest."""
+    """The rounds' results, from the lowest to the highest."""
     places = {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
     return {name: round(value, digits or None) for name, value in places.items()}
 

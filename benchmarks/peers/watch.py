@@ -1,11 +1,15 @@
 """Watch how far consumers that read committed could read a topic, in a process of its own and at little cost.
 
 It asks the broker for the topic's last stable offsets fifty times a second, reads no record, and notes when they
-changed. It prints a line of JSON: when it has begun, whenever as many offsets as there are records are stable and
-nothing has changed for a moment, and when nothing has changed for so long that nothing will. It begins to lose patience
-when it reads a line, and ends with its stdin.
+changed. It prints a line of JSON
 
-Offsets are no count of records, for the ends of transactions have offsets, too: `count` says which offset was the last
+- when it has begun;
+- whenever as many offsets as there are records are stable and nothing has changed for a moment;
+- when nothing has changed for so long that nothing will. This patience begins when it reads a line.
+
+It ends with its stdin.
+
+Offsets don't count records, since the ends of transactions have offsets, too. `count` says which offset was the last
 record's, and the notes say when it could be read.
 """
 

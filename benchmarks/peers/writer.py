@@ -1,8 +1,8 @@
 """Commit small transactions at a rate, in a process of its own, as an application would; one line of JSON at the end.
 
-Transactions are due at fixed moments, whether or not the ones before took long. Each is one INSERT, a statement that is
-prepared. The line has, for each, the number of its first row and the moments before it was sent and when it was
-committed, by `time.monotonic()`, a clock that all processes of a machine share.
+Transactions are due at fixed moments, however long the ones before took. Each is one prepared INSERT. The line has, for
+each, the number of its first row and the moments before it was sent and when it was committed, by `time.monotonic()`, a
+clock that all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The harvester with timers around its methods: `airflow-outbox harvest`, in a process of its own.
 
-When so many records are purged, it writes one line of JSON to stderr: for each stage, by thread, what it took since the
-view began. Then it goes on, until it is ended.
+When so many records are purged, it writes one line of JSON to stderr: the time of each stage, by thread, since the view
+began. Then it goes on until it is ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK = "profiled "
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage has taken in one thread."""
+    """The time of a stage in one thread."""
 
     stage: str
     thread: str
@@ -42,7 +42,7 @@ class Profile:
     threads: dict[str, float]
     """Processor seconds of each of Python's threads."""
     process_seconds: float
-    """Those of the whole process: what Python's threads have not used, the client's own have."""
+    """Processor seconds of the whole process: the client's own threads have used what Python's have not."""
 
 
 def between(before: Reading, after: Reading) -> Profile:

@@ -18,7 +18,7 @@ _PURGE_SECONDS = 30.0
 
 
 class Profiled(Outbox):
-    """`profile` is what the last turn has come to; None when it was not finished."""
+    """`profile` is the result of the last turn; None when it was not finished."""
 
     def __init__(self, name: str, *, rows: int) -> None:
         super().__init__(name)

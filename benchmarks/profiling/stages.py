@@ -1,7 +1,7 @@
-"""What is timed: methods of the harvester, from outside, and which stage each belongs to.
+"""The timed stages: methods of the harvester, timed from outside, each with its stage.
 
-What one stage contains of another does not count with it. A method that is renamed makes `time_all` fail, and not a
-stage be empty.
+Time in an inner stage does not count in the outer one. If a method is renamed, `time_all` fails instead of leaving a
+stage empty.
 """
 
 from __future__ import annotations

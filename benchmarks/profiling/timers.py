@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 Totals = dict[tuple[str, str], tuple[float, float, int]]
-"""By thread and stage: wall seconds, processor seconds, calls."""
+"""Wall seconds, processor seconds and calls, by thread and stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that was counted until a moment."""
+    """Everything counted until a moment."""
 
     moment: float
     """By `time.monotonic()`."""
@@ -28,7 +28,7 @@ class Reading:
 
 
 class Timers:
-    """What is timed in one process.
+    """The timers of one process.
 
     Each thread has a stack of the stages that it is in. A stage that begins inside another one stops the other's clock
     until it ends, so each moment of a thread counts once.
@@ -39,7 +39,7 @@ class Timers:
         self._all: list[tuple[str, dict[str, list[float]]]] = []
 
     def around(self, owner: Any, name: str, stage: str, *, inside: str | None = None) -> None:
-        """Time a method or function of `owner`; `inside`: only while a stage whose name begins so is under way."""
+        """Time a method or function of `owner`; `inside`: only during a stage whose name begins like this."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -49,7 +49,7 @@ class Timers:
         setattr(owner, name, timed)
 
     def timed(self, stage: str | None, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a call; None: in the stage that is under way."""
+        """Make a call in a stage (None: the present one)."""
         if stage is None:
             return call(*args, **kwargs)
         stack, totals = self._of_this_thread()
@@ -103,9 +103,9 @@ class Timers:
 
 
 def _processor_seconds(thread: threading.Thread) -> float | None:
-    """What Linux has counted for a thread; None when it has ended.
+    """Return Linux's count for a thread; None when it has ended.
 
-    Python may still list a thread that has: one of C's that once called it. `pthread_getcpuclockid` crashes with such.
+    Python may still list an ended thread: one of C's that once called it. `pthread_getcpuclockid` crashes with those.
     """
     try:
         return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9

@@ -1,1 +1,1 @@
-"""What a large backlog, a bloated table and many topics cost: how they are made, and what is measured of them."""
+"""The cost of a large backlog, a bloated table and many topics: how they are made and measured."""

@@ -1,4 +1,4 @@
-"""This project over a table through which a backlog has gone before, whose dead rows may not be removed."""
+"""This project over a table that a backlog has gone through before, whose dead rows may not be removed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Backlogged(Outbox):
 
 
 class Used(Backlogged):
-    """A backlog of `before` rows was published and purged before the one that is measured. `held`: another session has
-    a snapshot from before the purge until the turn's end, so no vacuum may remove what was purged.
+    """A backlog of `before` rows is published and purged before the measured one. `held`: another session has a
+    snapshot from before the purge until the turn's end, so no vacuum may remove the purged rows.
     """
 
     def __init__(self, name: str, *, before: int, held: bool) -> None:

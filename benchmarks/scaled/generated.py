@@ -22,7 +22,7 @@ ORDER BY number
 
 
 class Generated(Layout):
-    """Our table, filled by Postgres in transactions of 100,000 rows: keys, headers and values as of the other rows."""
+    """Our table, filled by Postgres in transactions of 100,000 rows: keys, headers and values as in other rows."""
 
     def load(self, dsn: str, shape: Shape, topic: str, rows: int, *, topics: int = 1) -> None:
         """Fill the table, and leave nothing for background workers to do. With `topics` above 1 the rows take turns:

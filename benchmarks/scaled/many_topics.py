@@ -1,5 +1,5 @@
-"""One turn of this project over a backlog for many topics: the end is when its last row is purged, and then a consumer
-that reads committed reads all topics.
+"""One turn of this project over a backlog for many topics. It ends when its last row is purged. Then a consumer that
+reads committed reads all topics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALM_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What a turn has come to: figures, or why it gets none."""
+    """The result of a turn: figures, or why it gets none."""
 
     topics: int
     partitions: int
@@ -88,7 +88,7 @@ def _make(place: Place, names: list[str]) -> None:
 
 
 def _wait_until_purged(place: Place) -> float:
-    """The moment at which the last row is not there any more. Batches are purged in the order of their ids."""
+    """The moment at which the last row is gone. Batches are purged in the order of their ids."""
     deadline = time.monotonic() + _PATIENCE
     with psycopg.connect(place.dsn, autocommit=True) as connection:
         last = connection.execute("SELECT max(id) FROM outbox").fetchone()
@@ -100,7 +100,7 @@ def _wait_until_purged(place: Place) -> float:
 
 
 def _require_right(place: Place, names: list[str], *, rows: int, partitions: int) -> None:
-    """Each row once, and each topic and key's rows in their order."""
+    """Require each row once, and the rows of each topic and key in their order."""
     consumer = Consumer(
         {
             "bootstrap.servers": place.bootstrap,

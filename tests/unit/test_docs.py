@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
@@ -21,8 +22,10 @@ from click import Command, Group
 from airflow_outbox.cli import main
 from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders
 from airflow_outbox.harvest.goharvest import GoharvestFile
-from airflow_outbox.harvest.settings import names
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.harvest.settings import names as setting_names
 from airflow_outbox.harvest.term import SLOWEST_POLL
+from airflow_outbox.operate.acls import DATA_TOPIC, needed_acls
 from airflow_outbox.spark.options import OPTION_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,6 +177,23 @@ def defaults(model: Any, *, prefix: str = "", except_for: Iterable[str] = ()) ->
     return {prefix + name: written(field) for name, field in model.model_fields.items() if name not in set(except_for)}
 
 
+def test_the_acls_of_a_harvester_are_on_the_page() -> None:
+    config = HarvestConfig.validated({"data_source": "", "kafka": {"bootstrap.servers": "h:9092"}}, source="test")
+    names = KafkaNames.of(config, UUID(int=0))
+    meant = {
+        names.leader_group_id: "the election's group",
+        names.leader_topic: "the election's topic",
+        names.ledger_topic: "the ledger",
+        DATA_TOPIC: "each data topic",
+    }
+    rows = [
+        f"| {acl.operation} | {meant.get(acl.name, 'each transactional id')} | `{acl.purpose}` |"
+        for acl in needed_acls(config, names, [DATA_TOPIC])
+    ]
+    table = "\n".join(["| operation | on | for |", "| --- | --- | --- |", *dict.fromkeys(rows)])
+    assert table in (DOCS / "how-to" / "secure-kafka.md").read_text("utf-8"), table
+
+
 def test_how_often_an_idle_leader_looks() -> None:
     fastest = Limits.model_fields["poll_interval"].default
     text = (DOCS / "concepts" / "harvesting.md").read_text("utf-8")
@@ -189,7 +209,7 @@ def test_every_option_of_a_spark_write_is_in_the_reference() -> None:
 def test_goharvests_settings_are_goharvests() -> None:
     harvest = GoharvestFile.model_fields["harvest"].annotation
     limits = harvest.model_fields["limits"].annotation
-    known = {*names(harvest), *(f"limits.{name}" for name in names(limits)), "logging.level"}
+    known = {*setting_names(harvest), *(f"limits.{name}" for name in setting_names(limits)), "logging.level"}
     rows = [row for row in table_rows(DOCS / "how-to" / "goharvest.md") if row[0] != "goharvest"]
     assert rows
     for theirs, _ in rows:

@@ -27,17 +27,16 @@ def loopback_name() -> str:
 
 
 class AirflowStandalone:
-    """Scheduler, Dag processor, API server and triggerer; all they keep, a SQLite database too, is in `folder`.
+    """Scheduler, Dag processor, API server and triggerer. All their data, also a SQLite database, is in `folder`.
 
-    As a context manager it starts on entry and stops on exit; whatever its tasks and triggers have started ends with
-    it, and all of it ends with the process that started it. User and password are `admin`.
+    As a context manager it starts on entry and stops on exit. The processes that its tasks and triggers started end
+    with it, and all of it ends with the process that started it. User and password are `admin`.
 
-    `database` is the metadata database, an empty one at first, as a `postgresql://` URI; more than one triggerer needs
-    it.
+    `database` is the metadata database, empty at first, as a `postgresql://` URI. More than one triggerer needs it.
 
     `dags` is the folder of Dag files. `connections` are Airflow connections by id, as mappings (`conn_type`, `host`,
-    `login`, …) or URIs. `environment` is added to the present one, from which everything of another Airflow is taken
-    out. `parallelism` is how many tasks run at once; `log` is what all parts print, by default `airflow.log` in the
+    `login`, …) or URIs. `environment` is added to the present one, without the variables of any other Airflow.
+    `parallelism` is how many tasks run at once. `log` takes the output of all parts, by default `airflow.log` in the
     folder.
     """
 
@@ -72,7 +71,7 @@ class AirflowStandalone:
 
     @property
     def pid(self) -> int:
-        """The process that all of Airflow's processes descend from. Raises `ServerError` when it does not run."""
+        """The process that is the ancestor of all of Airflow's. Raises `ServerError` when it does not run."""
         if self._process is None or not self._process.running:
             raise ServerError("Airflow does not run. Start it first.")
         return self._process.pid
@@ -80,7 +79,7 @@ class AirflowStandalone:
     def start(self) -> Self:
         """Start Airflow and wait until all its parts have reported (about 20 s).
 
-        Raises `ServerError` with the end of its log when they have not within two minutes.
+        Raises `ServerError` with the end of its log when they do not within two minutes.
         """
         if self._process is not None and self._process.running:
             return self
@@ -98,9 +97,9 @@ class AirflowStandalone:
         return self
 
     def start_triggerer(self) -> int:
-        """Start one more triggerer; its process id. It is at work some seconds later. Raises `ServerError`.
+        """Start one more triggerer; return its process id. It is at work some seconds later. Raises `ServerError`.
 
-        It is no descendant of `pid`: what its triggers have started ends with it only as they see to it.
+        It is no descendant of `pid`: its triggers must themselves see to it that their processes end with it.
         """
         if self._database is None:
             raise ServerError("Two triggerers lock each other out of SQLite. Give a metadata database on Postgres.")
@@ -115,7 +114,7 @@ class AirflowStandalone:
         return triggerer.pid
 
     def stop(self) -> None:
-        """End Airflow and everything that came of it, within a few seconds. Nothing happens when it does not run."""
+        """End Airflow and all its descendants within a few seconds. Nothing happens when it does not run."""
         for triggerer in self._triggerers:
             triggerer.send(signal.SIGTERM)
         if self._process is not None:

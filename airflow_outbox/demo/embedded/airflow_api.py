@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API, as a user of the UI would act and look."""
+"""A small client of Airflow's REST API: what a user does and sees in the UI."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AirflowApi:
         return self._ask("GET", f"/dags/{quote(dag_id)}", missing_ok=True) is not None
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = 60.0) -> None:
-        """Wait until the Dag has been read. A file that can't be read is an error at once."""
+        """Wait until the Dag has been read. An unreadable file is an error at once."""
 
         def known() -> bool:
             if self.has_dag(dag_id):
@@ -81,7 +81,7 @@ class AirflowApi:
         self._ask("PATCH", f"/dags/{quote(dag_id)}", json={"is_paused": True})
 
     def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, run_id: str | None = None) -> str:
-        """Start a run; its id is returned. `conf` are the run's parameters."""
+        """Start a run and return its id. `conf` are the run's parameters."""
         body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}
         return str(self._ask("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body)["dag_run_id"])
 
@@ -103,7 +103,7 @@ class AirflowApi:
         return list(self._ask("GET", f"{_run_path(dag_id, run_id)}/taskInstances")["task_instances"])
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int | None = None) -> str:
-        """The log of a try (the present one by default), a message a line; also while the task is deferred."""
+        """The log of a try (the present one by default), one message a line; also while the task is deferred."""
         number = try_number or int(self.task(dag_id, run_id, task_id)["try_number"]) or 1
         path = f"{_task_path(dag_id, run_id, task_id)}/logs/{number}"
         answer = self._ask("GET", path, params={"full_content": True}, missing_ok=True)
@@ -116,7 +116,7 @@ class AirflowApi:
         return answer["value"] if answer else None
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
-        """Mark a task `success`, `failed` or `skipped`, as a user does who ends it by hand."""
+        """Mark a task `success`, `failed` or `skipped`, as a user ends it by hand."""
         self._ask("PATCH", _task_path(dag_id, run_id, task_id), json={"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
@@ -131,7 +131,7 @@ class AirflowApi:
         self._ask("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
 
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float) -> str:
-        """Wait until a run has ended; its state is returned."""
+        """Wait until a run has ended; return its state."""
         state = ""
 
         def ended() -> bool:
@@ -143,7 +143,7 @@ class AirflowApi:
         return state
 
     def wait_for_task(self, dag_id: str, run_id: str, task_id: str, state: str, *, timeout: float) -> None:
-        """Wait until a task is in `state`. Another state in which it has ended is an `AirflowApiError` with its log."""
+        """Wait until a task is in `state`. Raises `AirflowApiError` with its log if it ends in another state."""
 
         def reached() -> bool:
             found = self.task(dag_id, run_id, task_id)["state"]
@@ -155,7 +155,7 @@ class AirflowApi:
         self.wait(reached, timeout=timeout, what=f"task {dag_id}.{task_id} to be {state}")
 
     def wait(self, reached: Callable[[], bool], *, timeout: float, what: str, interval: float = 0.5) -> None:
-        """Ask `reached` until it says yes; `AirflowApiError` after `timeout` seconds."""
+        """Ask `reached` until it says yes. Raises `AirflowApiError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not reached():
             if time.monotonic() > deadline:
@@ -191,7 +191,7 @@ def _task_path(dag_id: str, run_id: str, task_id: str) -> str:
 
 
 def _log_line(line: str | Mapping[str, Any]) -> str:
-    """A structured log message as one text: its time, level and event, and the error that it carries."""
+    """A structured log message as one text: its time, level, event and error."""
     if isinstance(line, str):
         return line
     parts = (line.get("timestamp"), str(line.get("level", "")).upper(), line.get("event"), line.get("error_detail"))

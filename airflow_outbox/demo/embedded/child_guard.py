@@ -5,9 +5,9 @@ unless that is empty), prints its process id on standard output, and ends when t
 The command's output goes to standard error.
 
 When the parent is gone, however it ended, the command gets ABANDON_SIGNAL and five seconds later SIGKILL. When this
-process itself is killed, the kernel kills the command. The kernel's signal is tied to the *thread* that forked, which
-here is the only one; in the parent it could be any, which is why this process stands between. It asks for its parent's
-id because a pipe would be held open by whatever else the parent has forked.
+process itself is killed, the kernel kills the command. The kernel ties that to the *thread* that forked. Here there is
+only one; in the parent it could be any, so this process stands between. It watches its parent's id and not a pipe:
+other processes that the parent forked would hold a pipe open.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hold(command: list[str], *, parent: int, abandon_signal: signal.Signals, use
             os.setgroups([entry.pw_gid])
             os.setgid(entry.pw_gid)
             os.setuid(entry.pw_uid)
-        # After the change of user, because that clears it.
+        # After the change of user, which would clear it.
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl")
 

@@ -1,9 +1,9 @@
-"""Run a command, and end everything that came of it when it ends or is to end.
+"""Run a command, and end all its descendants when it ends or is to end.
 
 Run as a script: `python -I -S descendants.py GRACE_SECONDS COMMAND…`. `airflow standalone` starts processes that start
-processes, some in process groups and sessions of their own, and ends without all of them. This process adopts what they
-leave behind (it is a subreaper), so that it can find every one. At SIGTERM or SIGINT the command gets SIGINT; when it
-has ended, or after the grace, whatever is left is killed.
+processes, some in process groups and sessions of their own, and ends without all of them. This process is a subreaper:
+it adopts the orphans, so it can find every one. At SIGTERM or SIGINT the command gets SIGINT. When the command has
+ended, or after the grace, the remaining processes are killed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def run(command: list[str], *, grace: float) -> int:
     """Run the command until it ends or this process is signalled; return its exit status as a shell would."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A handler rather than a mask, which the command would inherit; and a shell's background jobs are started with
-        # SIGINT ignored.
+        # A handler and not a mask, which the command would inherit. It also replaces the ignored SIGINT that a shell
+        # gives its background jobs.
         signal.signal(number, lambda received, _: asked.append(received))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Whoever started this may have asked for SIGKILL at its own end, which would leave the rest behind.
+    # The starter may have asked for SIGKILL at its own end, which would leave the rest behind.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     deadline = float("inf")
@@ -50,7 +50,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _reaped(pid: int) -> int | None:
-    """Collect every child that has ended, adopted ones too; the exit status of `pid` if it was among them."""
+    """Collect every child that has ended, also adopted ones; return the exit status of `pid` if it was among them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -61,7 +61,7 @@ def _reaped(pid: int) -> int | None:
 
 
 def _kill_descendants() -> None:
-    """Kill until there is none: a process may fork while its siblings are being killed."""
+    """Kill until none is left: a process may fork while its siblings are being killed."""
     while found := list(_descendants(os.getpid())):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -75,7 +75,7 @@ def _descendants(pid: int) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name, in parentheses, may hold spaces and parentheses; the parent's id is the second field behind
+                # The name, in parentheses, may hold spaces and parentheses; the parent's id is the second field after
                 # it.
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))

@@ -33,7 +33,7 @@ class JarsMissingError(OutboxError):
 
 
 def kafka_jars(cache: Path) -> str:
-    """The class path of Kafka's broker and tools; fetched into `cache` if they are not there (about 20 s).
+    """Return the class path of Kafka's broker and tools; fetch missing jars into `cache` (about 20 s).
 
     Raises `JavaMissingError`, or `JarsMissingError` with what the resolver said.
     """
@@ -42,10 +42,10 @@ def kafka_jars(cache: Path) -> str:
 
 
 def fetched_jars(cache: Path, name: str, packages: Sequence[str], *, needed: Sequence[str]) -> Path:
-    """The folder `name` in `cache` with the jars of packages (`group:artifact:version`) and of all that they depend on.
+    """Return the folder `name` in `cache` with the jars of packages (`group:artifact:version`) and their dependencies.
 
-    It is made when it is not there; `needed` are the artifacts without which it counts as not made. A fetch that was
-    interrupted is taken up again. Processes that ask at the same time wait for one another.
+    It is made when it is missing. `needed` names artifacts: a folder that lacks one counts as missing. An interrupted
+    fetch is continued. Processes that ask at the same time wait for one another.
 
     Raises `JavaMissingError`, or `JarsMissingError` with what the resolver said.
     """
@@ -60,7 +60,7 @@ def fetched_jars(cache: Path, name: str, packages: Sequence[str], *, needed: Seq
 
 
 def _fetch(ivy: Path, complete: Path, packages: Sequence[str], needed: Sequence[str]) -> None:
-    """The folder gets its name only when all jars are in it, so the name says that it is complete."""
+    """Fetch the jars. The folder gets its name only when all are in it, so the name says that it is complete."""
     # A process of its own, so that its Java ends with it.
     resolution = subprocess.run(
         [sys.executable, "-c", _RESOLVE, ",".join(packages), str(ivy)],
@@ -79,7 +79,7 @@ def _fetch(ivy: Path, complete: Path, packages: Sequence[str], needed: Sequence[
 
 
 def _spark_jar(artifact: str) -> Path:
-    """Spark's resolver leaves out what Spark has itself."""
+    """Return a jar of Spark's own: Spark's resolver leaves out what Spark has itself."""
     folder = Path(pyspark.__file__).parent / "jars"
     found = sorted(folder.glob(f"{artifact}-2.13*.jar"))
     if not found:

@@ -20,7 +20,7 @@ class JavaMissingError(OutboxError):
 
 
 def find_java() -> Path:
-    """The `java` command of the first Java of version 17 or newer: in JAVA_HOME, then PATH, then in `/usr/lib/jvm`.
+    """Return the `java` command of the first Java 17 or newer: in JAVA_HOME, then PATH, then in `/usr/lib/jvm`.
 
     Raises `JavaMissingError`, which names what was found instead.
     """

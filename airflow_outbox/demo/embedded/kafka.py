@@ -31,15 +31,15 @@ appender.out.layout.pattern = %d{ISO8601} %-5p %m (%c{1})%n
 
 
 class EmbeddedKafka:
-    """A broker whose data, settings and log (`kafka.log`) are in `folder`, and stay there when it ends.
+    """A broker with its data, settings and log (`kafka.log`) in `folder`, where they stay when it ends.
 
     As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the
-    process that started it. Topics are made only by request.
+    process that started it. Topics are made only on request.
 
-    `joins` is another broker, which runs, to be one cluster with: its controller is this one's, too.
+    `joins` is a running broker to form one cluster with; its controller then serves this broker, too.
 
-    `classpath` is what `jars.kafka_jars` returns; `port` is a free one unless given; `properties` are added to
-    `server.properties` and win over the ones here; `heap` is the Java heap as `-Xmx` takes it.
+    `classpath` is what `jars.kafka_jars` returns. `port` is a free one unless given. `properties` are added to
+    `server.properties` and win over the ones here. `heap` is the Java heap as `-Xmx` takes it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EmbeddedKafka:
         return self._started().pid
 
     def start(self) -> Self:
-        """Start the broker, after formatting its storage if that is new, and wait until it answers (about 3 s).
+        """Start the broker (format its storage first if that is new) and wait until it answers (about 3 s).
 
         Raises `ServerError` with the end of its log when it does not come up within 60 s.
         """
@@ -97,7 +97,7 @@ class EmbeddedKafka:
         return self
 
     def stop(self) -> None:
-        """Stop the broker in order, also a paused one. Nothing happens when it does not run."""
+        """Shut the broker down gracefully, also a paused one. Nothing happens when it does not run."""
         if self._process is not None:
             self._process.stop(signal.SIGTERM)
             self._process = None
@@ -114,11 +114,11 @@ class EmbeddedKafka:
         self.start()
 
     def pause(self) -> None:
-        """Stop the broker's process where it is (SIGSTOP): its connections stay open and nothing answers."""
+        """Freeze the broker's process (SIGSTOP): its connections stay open and nothing answers."""
         self._started().send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused broker go on."""
+        """Let a paused broker continue."""
         self._started().send(signal.SIGCONT)
 
     def __enter__(self) -> Self:
@@ -136,7 +136,7 @@ class EmbeddedKafka:
             "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{LOOPBACK}:{self._controller_port}",
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
             "controller.listener.names": "CONTROLLER",
-            # By settings rather than in the storage, so that the same folder may be served at another port.
+            # By settings and not in the storage, so that the same folder may be served at another port.
             "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
             # A broker that was killed may register again only when its former session has ended.
             "broker.session.timeout.ms": "3000",
@@ -204,7 +204,7 @@ def _cluster_id() -> str:
 
 
 def _as_properties(settings: Mapping[str, str]) -> str:
-    r"""Settings in Java's format, where every character outside ASCII, and the backslash, is written as \uXXXX."""
+    r"""Settings in Java's format: every character outside ASCII, and the backslash, is written as \uXXXX."""
     return "".join(f"{name}={_escaped(value)}{os.linesep}" for name, value in settings.items())
 
 

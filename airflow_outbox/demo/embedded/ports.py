@@ -21,15 +21,15 @@ class NoPortError(OutboxError):
 def free_port() -> int:
     """A port on 127.0.0.1 that nothing listens on. No process gets it a second time while this process lives.
 
-    It lies below the range from which the kernel draws ports for outgoing connections. There, a client that tries to
-    reach a stopped server could be given the server's own port, and the server could not come back.
+    It lies below the range from which the kernel draws ports for outgoing connections. From that range, a client that
+    tries to reach a stopped server could be given the server's own port, and the server could not come back.
 
-    This process keeps a socket bound to the port. Servers can listen there all the same, for they set `SO_REUSEADDR`.
+    This process keeps a socket bound to the port. Servers can still listen there, because they set `SO_REUSEADDR`.
     """
     candidates = range(_LOWEST, max(_ephemeral_start(), _LOWEST + 10_000))
     for port in random.sample(candidates, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((LOOPBACK, port))  # fails where another process keeps the port, for it does not set the option
+            probe.bind((LOOPBACK, port))  # fails where another process keeps the port: it does not set the option
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.detach()
             return port

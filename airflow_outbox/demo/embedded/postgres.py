@@ -42,12 +42,12 @@ host all all {LOOPBACK}/32 scram-sha-256
 
 
 class EmbeddedPostgres:
-    """A server whose data and log (`postgres.log`) are in `folder`, and stay there when it ends.
+    """A server with its data and log (`postgres.log`) in `folder`, where they stay when it ends.
 
     As a context manager it starts on entry and stops on exit. It keeps its port over `restart()`, and dies with the
-    process that started it. Every role needs a password over TCP (scram-sha-256), for anybody on the machine can
-    connect. That of the superuser `postgres` is made with the data; by the socket, which is in a folder that is closed
-    to others, it needs none.
+    process that started it. Over TCP every role needs a password (scram-sha-256), since anybody on the machine can
+    connect. The password of the superuser `postgres` is made with the data. Over the socket, which is in a folder
+    closed to others, it needs none.
 
     `port` is a free one unless given. `settings` are configuration parameters; they win over the ones here. With
     `fsync=False` it is faster, and `kill()` still loses nothing, but a crash of the machine may.
@@ -109,12 +109,12 @@ class EmbeddedPostgres:
 
     @property
     def superuser_password(self) -> str:
-        """The password of `postgres`; before the first start, the one that it will have."""
+        """The password of `postgres`; before the first start, its future one."""
         file = self.folder / "data" / _PASSWORD
         return file.read_text() if file.exists() else self._new_password
 
     def start(self) -> Self:
-        """Start the server, after making its data directory if that is new, and wait until it answers (about 1 s).
+        """Start the server (make its data directory first if that is new) and wait until it answers (about 1 s).
 
         Raises `ServerError` with the end of its log when it does not come up within 60 s.
         """
@@ -154,7 +154,7 @@ class EmbeddedPostgres:
             self._process = None
 
     def kill(self) -> None:
-        """End the server and all its sessions at once, as a crash would: the next start recovers."""
+        """End the server and all its sessions at once, like a crash: the next start recovers."""
         self.stop("immediate")
 
     def restart(self, mode: StopMode = "fast") -> None:
@@ -163,7 +163,7 @@ class EmbeddedPostgres:
         self.start()
 
     def create_database(self, name: str) -> str:
-        """Make an empty database; its `dsn()`."""
+        """Make an empty database; return its `dsn()`."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.dsn(name)
@@ -182,7 +182,7 @@ class EmbeddedPostgres:
         self.stop()
 
     def _initialise(self, data: Path, *, programs: Path, user: str | None) -> None:
-        for entry in data.iterdir():  # what an interrupted attempt has left
+        for entry in data.iterdir():  # left by an interrupted attempt
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         with tempfile.NamedTemporaryFile("w") as given:  # initdb wants an empty directory
             given.write(self._new_password)
@@ -211,7 +211,7 @@ class EmbeddedPostgres:
         password = data / _PASSWORD
         password.touch(mode=0o600)
         password.write_text(self._new_password)
-        _give(password, user)  # who may also copy it, with the data
+        _give(password, user)  # that user may also copy it, with the data
         (data / "made").touch()
 
     def _answers(self) -> bool:

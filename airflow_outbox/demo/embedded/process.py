@@ -1,4 +1,4 @@
-"""One server process on this machine: started, signalled, waited for, and gone when the process that started it is."""
+"""One server process on this machine: it is started, signalled and waited for, and dies with its starter."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ServerError(OutboxError):
 class ServerProcess:
     """A running server. It starts at once; its output is appended to `log`.
 
-    It belongs to a session of its own, so that Ctrl-C at a terminal reaches only the process that started it, and it
-    dies with that process even at SIGKILL (`child_guard` says how).
+    It has a session of its own, so Ctrl-C at a terminal reaches only the process that started it. It dies with that
+    process even at SIGKILL (`child_guard` says how).
 
-    `user` is the system user to run as (None: the present one); `abandon_signal` is what ends the server when its owner
-    is gone.
+    `user` is the system user to run as (None: the present one). `abandon_signal` ends the server when its owner is
+    gone.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ServerProcess:
     def stop(self, number: signal.Signals, *, timeout: float = 30.0) -> None:
         """End the server with this signal, even if it is paused.
 
-        After `timeout` seconds it is killed, and `ServerError` raised.
+        After `timeout` seconds it kills the server and raises `ServerError`.
         """
         self.send(number)
         self.send(signal.SIGCONT)
@@ -98,7 +98,7 @@ class ServerProcess:
     def wait_until(self, ready: Callable[[], bool], *, timeout: float) -> None:
         """Ask `ready` until it says yes.
 
-        If the server ends or `timeout` seconds pass, it is ended: `ServerError` with its log's tail.
+        If the server ends or `timeout` seconds pass, the server is ended. Raises `ServerError` with its log's tail.
         """
         deadline = time.monotonic() + timeout
         while not ready():

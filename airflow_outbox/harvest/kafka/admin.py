@@ -1,4 +1,4 @@
-"""Questions to a Kafka cluster, with an answer or a reason that says what to do."""
+"""Questions to a Kafka cluster, with an answer or an error that says what to do."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Key = TypeVar("Key")
 
 _TIMEOUT = 10.0
 _POLL = 0.05
-_LOCAL = 0  # codes below are of the client itself, not of a broker
+_LOCAL = 0  # the client itself reports codes below this, brokers report the others
 
 
 class _Versions(logging.Handler):
-    """Which versions of each request each broker knows, by what librdkafka logs of it."""
+    """The versions of each request that each broker knows, as librdkafka logs them."""
 
     _LINE = re.compile(r"\[thrd:(.+?)\]: .*ApiKey (\w+) \(\d+\) Versions \d+\.\.(\d+)")
 
@@ -58,14 +58,14 @@ class _Versions(logging.Handler):
 
 
 class Cluster:
-    """A cluster as a client with these settings meets it.
+    """A cluster, as a client with these settings sees it.
 
-    What a broker answers to a question about one thing is a value, also when it is an error. KafkaError is raised when
-    there is no answer: the login is refused, TLS fails, or no broker can be reached within ten seconds.
+    A broker's answer about one thing is a value, even when it is an error. Methods raise KafkaError when there is no
+    answer: the login is refused, TLS fails, or no broker can be reached within ten seconds.
     """
 
     def __init__(self, kafka: Mapping[str, Any], *, notes_versions: bool = False) -> None:
-        """`notes_versions` is for `newest_version`. Raises KafkaError for settings that Kafka's client refuses."""
+        """`notes_versions` enables `newest_version`. Raises KafkaError for settings that Kafka's client refuses."""
         self._kafka = kafka
         self._complaint: BrokerError | None = None
         self._versions = _Versions()
@@ -82,7 +82,7 @@ class Cluster:
         self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})
 
     def broker_settings(self) -> dict[int, Any]:
-        """The settings of each broker, by its id, or its error. Raises KafkaError."""
+        """Return each broker's settings, or its error, by broker id. Raises KafkaError."""
         described = self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})[""]
         if isinstance(described, BrokerError):
             raise KafkaError(f"the cluster does not tell its brokers: {described.str()}")
@@ -93,14 +93,14 @@ class Cluster:
         return self._answers(futures)
 
     def newest_version(self, request: str) -> int | None:
-        """The newest version of a request that every broker knows that was asked so far; None: it is not known."""
+        """Return the newest version of a request that every broker asked so far knows (None: not known)."""
         self._client.poll(0)
         return min(
             (versions[request] for versions in self._versions.known.values() if request in versions), default=None
         )
 
     def topics(self, names: Collection[str]) -> dict[str, Any]:
-        """Topics as confluent_kafka describes them, with the operations that are allowed, or the broker's error."""
+        """Return topics as confluent_kafka describes them, with the allowed operations, or the broker's error."""
         if not names:
             return {}
         wanted = TopicCollection(list(names))
@@ -108,25 +108,26 @@ class Cluster:
         return self._answers(answers)
 
     def topic_names(self) -> set[str]:
-        """The names of all topics that this user may see. Raises KafkaError."""
+        """Return the names of all topics that this user may see. Raises KafkaError."""
         try:
             return {str(name) for name in self._client.list_topics(timeout=_TIMEOUT).topics}
         except KafkaException as error:
             raise self._unreached(error.args[0].str()) from error
 
     def group(self, name: str) -> Any:
-        """A consumer group, with the operations that are allowed, or the broker's error."""
+        """Return a consumer group, with the allowed operations, or the broker's error."""
         answers = self._client.describe_consumer_groups(
             [name], include_authorized_operations=True, request_timeout=_TIMEOUT
         )
         return self._answers(answers)[name]
 
     def members(self, group: str, *, timeout: float = _TIMEOUT) -> list[str] | None:
-        """The ids of a consumer group's members; None when the brokers know of no such group, or not yet, or don't tell
-        this user. Raises KafkaError also when none answers in `timeout` seconds.
+        """Return the ids of a consumer group's members.
+
+        None means that the brokers don't know the group, or not yet, or don't tell this user. Raises KafkaError, also
+        when no broker answers within `timeout` seconds.
         """
-        # Not by the call that `group` makes: when it times out without a broker, it may abort the process (librdkafka
-        # 2.16).
+        # The call that `group` makes may abort the process when it times out without a broker (librdkafka 2.16).
         try:
             found = self._client.list_groups(group, timeout=timeout)
         except KafkaException as error:
@@ -136,8 +137,8 @@ class Cluster:
         return [str(member.id) for member in found[0].members]
 
     def end_offset(self, topic: str, partition: int, *, stable: bool = False) -> int:
-        """Where a partition ends now, with what is not committed there; or, if `stable`, where the first transaction
-        begins that is open there. Raises KafkaError.
+        """Return the end of a partition now, with uncommitted records. If `stable`, return where its first open
+        transaction begins. Raises KafkaError.
         """
         where = TopicPartition(topic, partition)
         answers = self._client.list_offsets(
@@ -151,8 +152,8 @@ class Cluster:
         return int(answer.offset)
 
     def stable_offsets(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """How far a consumer that reads committed can get in these partitions now; those that don't answer are left
-        out. Raises KafkaError.
+        """Return how far a read-committed consumer can get in these partitions now, without those that don't answer.
+        Raises KafkaError.
         """
         wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
         answers = self._client.list_offsets(
@@ -165,7 +166,7 @@ class Cluster:
         }
 
     def topic_settings(self, names: Collection[str]) -> dict[str, Any]:
-        """Settings by topic, or the broker's error."""
+        """Return settings, or the broker's error, by topic."""
         if not names:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -173,7 +174,7 @@ class Cluster:
         return {resource.name: answer for resource, answer in answers.items()}
 
     def make_topic(self, topic: NewTopic) -> BrokerError | None:
-        """Make a topic; the broker's error, if any."""
+        """Make a topic. Return the broker's error, if any."""
         answers = self._answers(self._client.create_topics([topic], operation_timeout=_TIMEOUT))
         return cast("BrokerError | None", answers[topic.topic])
 

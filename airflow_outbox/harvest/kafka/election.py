@@ -1,12 +1,12 @@
 """The port `Election` over a Kafka consumer group: fast NELI's traffic.
 
-What it means is decided in protocol/election.py. A thread polls the consumer, sends a heartbeat to every partition that
-this member owns at every poll, and tells the event loop what the candidates decided. Kafka calls the rebalance
-callbacks from that poll, and waits for them: they are the barrier in which the outgoing leader finishes, for at most
-the heartbeat timeout.
+protocol/election.py makes the decisions. A thread polls the consumer. At every poll it sends a heartbeat to each
+partition that this member owns, and tells the event loop what the candidates decided. Kafka calls the rebalance
+callbacks from that poll and waits for them. They are the barrier in which the outgoing leader finishes, for at most the
+heartbeat timeout.
 
-To a topic of Kafka's own, on which goharvest's examples elect, no heartbeat can be written. There the group's answers
-take the heartbeats' place: each says that this member reaches the coordinator and is of its present generation.
+No heartbeat can be written to one of Kafka's own topics, on which goharvest's examples elect. There the group's answers
+replace the heartbeats. Each shows that this member reaches the coordinator and is in its present generation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.1, 0.25  # seconds between two heartbeats
 _HEARTBEATS_IN_TIMEOUT = 8
-# A heartbeat is well formed: what is refused as invalid is its time. (Only that of a batch of one is named so.)
+# Heartbeats are well formed, so an invalid one has a refused time. (The error names it only for a batch of one.)
 _UNTIMELY = (BrokerError.INVALID_TIMESTAMP, BrokerError.INVALID_RECORD, BrokerError._INVALID_DIFFERENT_RECORD)
 _CLOSING_TIME = 5.0
 _LEAVING_TIME = 1.0
@@ -42,24 +42,24 @@ _LEAVING_POLL = 0.01
 
 
 def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> dict[str, Any]:
-    """A member's settings: defaults, then the user's, then what the protocol depends on.
+    """Return a member's settings: defaults, overridden by the user's, then by those that the protocol needs.
 
-    `place` is what the group knows the member by.
+    The group knows the member by `place`.
     """
     session_timeout_ms = int(config.limits.session_timeout * 1000)
     given = {**CLIENT_SETTINGS, **config.kafka, "client.id": elections_client_id(config), **config.kafka_consumer}
     return {
         **given,
         "group.id": group_id,
-        # A broker that comes back after longer than the session timeout still counts its members of before. A member
-        # without a name of its own would have to join as another, and wait until the group has missed the first.
+        # A broker that was away for longer than the session timeout still counts its earlier members. A member
+        # without its own name would have to join as another, and wait until the group has missed the first.
         "group.instance.id": place,
         "group.protocol": "classic",
         "partition.assignment.strategy": "range,roundrobin",
         "session.timeout.ms": session_timeout_ms,
-        # With its answer a member learns that it is to rebalance, and so that a leader has left.
+        # The answer tells a member to rebalance, and so that a leader has left.
         "heartbeat.interval.ms": max(100, session_timeout_ms // 20),
-        # A leader whose polling has stopped is to lose the role as soon as one whose process has stopped.
+        # A leader that stops polling must lose the role as soon as one whose process has stopped.
         "max.poll.interval.ms": session_timeout_ms,
         "auto.offset.reset": "latest",
         "enable.auto.commit": False,
@@ -69,14 +69,14 @@ def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> di
 
 
 def elections_client_id(config: HarvestConfig) -> str:
-    """What the election's clients call themselves: not as the producers of records do, so that a quota that holds those
-    back holds no heartbeat back.
+    """Return the client id of the election's clients. The record producers have another, so that a quota on those holds
+    no heartbeat back.
     """
     return f"{config.kafka.get('client.id', CLIENT_SETTINGS['client.id'])}.election"
 
 
 def new_place() -> str:
-    """What a new member is known by. The group's assignor goes by it, and who was there first sorts first: a member
+    """Return the name of a new member. The group's assignor sorts by it, and the oldest member comes first: a member
     that joins takes nothing from a leader.
     """
     return f"{time.time_ns():020d}-{uuid4().hex[:12]}"
@@ -99,7 +99,7 @@ class _Seat:
 
 
 class NeliElection:
-    """One member of the group. It joins when `changes` is first asked."""
+    """One member of the group. It joins when `changes` is first iterated."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class NeliElection:
         on_error: Callable[[str], None],
         on_heartbeat: Callable[[bool], object] = lambda _: None,
     ) -> None:
-        """`on_error` is called in the event loop of `changes` with what Kafka complains of; `on_heartbeat`, in some
-        thread, with whether Kafka took a heartbeat, or refused it because of its time.
+        """`on_error` is called in the event loop of `changes` with Kafka's complaints. `on_heartbeat` is called in some
+        thread with whether Kafka took a heartbeat, or refused it because of its time.
 
-        Raises KafkaError for settings it refuses. With tokens it waits for one: make it in a thread.
+        Raises KafkaError for settings it refuses. With tokens this waits for one: call it in a thread.
         """
         self._topic = topic
         self._heartbeats_are_possible = not is_kafkas_own(topic)
@@ -123,13 +123,13 @@ class NeliElection:
         self._interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, self._timeout / _HEARTBEATS_IN_TIMEOUT))
         self._on_error = on_error
         self._on_heartbeat = on_heartbeat
-        self._untimely: str | None = None  # what to say while Kafka refuses this member's time
+        self._untimely: str | None = None  # the error while Kafka refuses this member's time
         self._member = uuid4().bytes
         self._seats = {
             partition: _Seat(self._timeout, range(partition, config.shards, partitions))
             for partition in range(min(partitions, config.shards))
         }
-        self._lock = threading.Lock()  # candidates are asked by the polling thread and told by the event loop
+        self._lock = threading.Lock()  # the polling thread asks candidates, the event loop tells them
         self._resigned: str | None = None
         self._lost_session = False
         self._place = new_place()
@@ -152,7 +152,7 @@ class NeliElection:
             self._consumer = self._new_consumer()
         except REFUSALS as error:
             raise self._refused(error) from error
-        if self._heartbeats_are_possible:  # before the first one nobody knows
+        if self._heartbeats_are_possible:  # unknown before the first one
             on_heartbeat(False)
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
 
@@ -219,7 +219,7 @@ class NeliElection:
             try:
                 self._consumer = self._new_consumer()
                 return
-            except REFUSALS as error:  # as when there is no token now
+            except REFUSALS as error:  # for example without a token now
                 self._in_loop(self._on_error, str(self._refused(error)))
                 self._closing.wait(1)
 
@@ -229,21 +229,22 @@ class NeliElection:
         return self._resigned or self._untimely
 
     def _ask_the_time(self) -> None:
-        """Find out whether Kafka takes this member's time again, with heartbeats that count for nothing else."""
+        """Send heartbeats only to find out whether Kafka takes this member's time again."""
         self._send_heartbeat(min(self._seats))
         self._producer.poll(self._interval)
         self._closing.wait(self._interval)
 
     def _leave(self) -> None:
-        """Tell the group, which would wait for a member that has a name of its own and only closes."""
+        """Tell the group: it would wait for a member that has its own name and only closes."""
         self._consumer.unsubscribe()
         due = time.monotonic() + self._timeout + _LEAVING_TIME
         while self._consumer.memberid() and time.monotonic() < due:
             self._consumer.poll(_LEAVING_POLL)
 
     def _still_has_its_place(self) -> bool:
-        """Whether the group counts this member, as the coordinator says once it can be asked: it has not gone on with
-        others, Kafka has been away. A group of which nothing is heard for a session timeout has none left.
+        """Whether the group still counts this member: Kafka was away, and the group did not go on with others.
+
+        This asks until the coordinator answers. A group that stays silent for a session timeout has no members left.
         """
         cluster: Cluster | None = None
         untold_since: float | None = None
@@ -295,7 +296,7 @@ class NeliElection:
                 on_delivery=self._heartbeat_sent,
             )
         except (BufferError, KafkaException) as error:
-            logger.debug("heartbeat not sent: %s", error)  # the one that is not read back will tell
+            logger.debug("heartbeat not sent: %s", error)  # it is missed when it is not read back
 
     def _heartbeat_sent(self, error: BrokerError | None, _: Message) -> None:
         is_untimely = error is not None and error.code() in _UNTIMELY
@@ -378,7 +379,7 @@ class NeliElection:
             self._in_loop(self._changes.put_nowait, (shard, change))
 
     def _complain(self, error: BrokerError) -> None:
-        if error.fatal():  # as when the group has let in another under this member's name: only a new consumer can join
+        if error.fatal():  # for example, another took this member's name: only a new consumer can join
             self._lost_session = True
         if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
             self._in_loop(self._on_error, f"there is no topic {self._topic}. Run `airflow-outbox init`")

@@ -1,4 +1,4 @@
-"""What Kafka's client complains of, in words that say what to do; and the same complaint only now and then."""
+"""Kafka's client errors in words that say what to do, and a filter that repeats each only now and then."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from confluent_kafka import KafkaException
 
 from airflow_outbox.errors import KafkaError
 
-# KafkaError is an exception, too, whatever its types say, and the consumer raises it.
+# KafkaError is an exception too, although its types deny it, and the consumer raises it.
 CLIENT_ERRORS = (KafkaException, SystemError)
-"""What a call to the client may raise while it serves callbacks: a fatal error that meets a callback under way comes as
-a SystemError, whose cause it is."""
+"""Errors that a call to the client may raise while it serves callbacks. A fatal error during a callback arrives as the
+cause of a SystemError.
+"""
 
 
 def raised(error: Exception) -> BrokerError:
-    """What the client has to say of an error that a call to it has raised."""
+    """Return the client's own error inside an exception that a call to it raised."""
     cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__
     if isinstance(cause, KafkaException):
         reason: BrokerError = cause.args[0]
@@ -30,7 +31,7 @@ def raised(error: Exception) -> BrokerError:
 
 
 REFUSALS: tuple[type[Exception], ...] = (KafkaException, cast("type[Exception]", BrokerError), ValueError, TypeError)
-"""What the making of a client may raise."""
+"""Errors that making a client may raise."""
 _UNREACHED = (BrokerError._ALL_BROKERS_DOWN, BrokerError._TRANSPORT, BrokerError._RESOLVE)
 _REPEAT_INTERVAL = 10.0
 _MOST_KEPT = 1000
@@ -39,7 +40,7 @@ _ACLS = "`airflow-outbox check --acls table` lists what the harvester needs"
 
 
 def explained(error: BrokerError, kafka: Mapping[str, Any]) -> str:
-    """A complaint with what to do about it; `kafka` are the settings of the client that complains."""
+    """Return a complaint with what to do about it. `kafka` holds the settings of the client that complains."""
     reason = reason_of(error)
     servers = kafka.get("bootstrap.servers")
     if error.code() == BrokerError._AUTHENTICATION:
@@ -55,7 +56,7 @@ def explained(error: BrokerError, kafka: Mapping[str, Any]) -> str:
 
 
 def unreached(reason: str | None, kafka: Mapping[str, Any]) -> str:
-    """What to say while no broker answers."""
+    """Return the error text for when no broker answers."""
     return (
         f"can't reach Kafka at {kafka.get('bootstrap.servers')}: {reason}. "
         "Check bootstrap.servers and security.protocol, and that the brokers are up"
@@ -63,12 +64,12 @@ def unreached(reason: str | None, kafka: Mapping[str, Any]) -> str:
 
 
 def reason_of(error: BrokerError) -> str:
-    """The complaint itself, alike each time it is made: without the connection, and how long that lasted."""
+    """Return the complaint without the connection and its duration, so that it is the same each time."""
     return _PASSING_DETAIL.sub("", error.str() or error.name())
 
 
 def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str) -> KafkaError:
-    """The error for a client that could not be made of its settings, or that got no token in time."""
+    """Return the error for a client that could not be made from its settings, or got no token in time."""
     reason = error.args[0] if isinstance(error, KafkaException) else error
     if isinstance(reason, BrokerError) and reason.code() == BrokerError.SASL_AUTHENTICATION_FAILED:
         why = _why_no_token(kafka) or "none has come in time"
@@ -79,24 +80,24 @@ def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str)
 
 
 def is_about_unused_group(error: BrokerError) -> bool:
-    """Whether a consumer that reads without a group may go on: it is only told that it may not ask for the coordinator
-    of the group that the client wants named.
+    """Whether a consumer without a group may ignore this error: the client wants a group named, and the user may not
+    ask for its coordinator.
     """
     return error.code() == BrokerError.GROUP_AUTHORIZATION_FAILED
 
 
 def is_about_login(error: BrokerError) -> bool:
-    """Whether nothing will be better before the configuration, or the broker's, is."""
+    """Whether nothing improves before the client's or the broker's configuration does."""
     return error.code() in (BrokerError._AUTHENTICATION, BrokerError._SSL)
 
 
 def not_allowed(operation: str, resource: str, name: str) -> str:
-    """What to say of a permission that Kafka's ACLs don't give."""
+    """Return the error text for a permission that Kafka's ACLs don't give."""
     return f"Kafka does not allow {operation} on {resource} {name}. {_ACLS}"
 
 
 def clocks_differ(topic: str) -> str:
-    """What to say when a broker finds that the records of a topic are of another time than its own."""
+    """Return the error text for when a broker finds a topic's records too far from its own time."""
     now = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
     return (
         f"Kafka refuses what is sent to topic {topic} because of its time: the clocks of the harvester, which says "
@@ -106,7 +107,7 @@ def clocks_differ(topic: str) -> str:
 
 
 class NowAndThen:
-    """Lets the same text through again only after a while, as long as there are not too many different ones."""
+    """Lets the same text through again only after a while, unless there are too many different texts."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
@@ -122,7 +123,7 @@ class NowAndThen:
 
 
 class RepeatedWarnings(logging.Filter):
-    """Keeps a log short while something goes on: Kafka's client warns at every attempt."""
+    """Keeps a log short: Kafka's client repeats a warning at every attempt."""
 
     def __init__(self) -> None:
         super().__init__()

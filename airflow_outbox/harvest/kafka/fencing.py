@@ -1,16 +1,16 @@
-"""Fencing the producers of earlier views, also while Kafka can't end a transaction of one of them.
+"""Fence the producers of earlier views, even while Kafka can't end one of their transactions.
 
-When a partition lacks brokers, the markers of the transactions that touch it wait for them, and until they are written
-the coordinator lets no producer of the same id begin. Other partitions have their markers, and other ids can be used.
-An id may be left alone, and fenced later, if both hold:
+A transaction that touches a partition without enough brokers ends only when they are back: its markers wait for them.
+Until then the coordinator lets no producer of the same id begin. Other partitions get their markers, and other ids can
+be used. An id may be left alone, and fenced later, if both hold:
 
-- the producers that have used it were given up, so that none begins another transaction: they are of this process,
-  whose view was the last one that began, or the fence row says so (`protocol.recovery.require_given_up`);
-- it is known of the last transaction whether it is committed: nobody ever asked for that, or the coordinator has
-  acknowledged it, and the ledger tells of it. What is not known is *uncertain*: that id has to be fenced.
+- The producers that used it are given up, so that none begins another transaction: they are of this process, whose view
+  was the last one that began, or the fence row says so (`protocol.recovery.require_given_up`).
+- It is known whether its last transaction is committed: nobody ever asked for that, or the coordinator acknowledged it,
+  and the ledger tells of it. Otherwise the id is *uncertain* and has to be fenced.
 
-What a given-up producer has sent before may still arrive, and be aborted. Nothing commits it: within one epoch no
-request that ends a transaction comes late (`protocol.transaction`).
+Records that a given-up producer sent may still arrive, and be aborted. Nothing commits them: within one epoch no
+request that ends a transaction comes late (`protocol.producer_state`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from airflow_outbox.harvest.rotation import Rotation, require_fenced
 
 @dataclass(slots=True)
 class StuckIds:
-    """What a process remembers of transactional ids: those that it leaves alone, and those that it must not."""
+    """The transactional ids that this process leaves alone, and those that it must not leave alone."""
 
     left_alone: set[str] = field(default_factory=set)
     uncertain: set[str] = field(default_factory=set)
 
     def leave_alone(self, ids: Collection[str]) -> None:
-        """These have a transaction that can't be ended. Raises KafkaError if it may yet turn out to be committed."""
+        """Leave alone ids whose transaction can't be ended. Raises KafkaError if one may yet prove to be committed."""
         if unknown := self.uncertain.intersection(ids):
             raise KafkaError(
                 f"whether the last transaction of {' and '.join(sorted(unknown))} is committed can't be told: a "
@@ -42,22 +42,22 @@ class StuckIds:
         self.left_alone.update(ids)
 
     def fenced(self, transactional_id: str) -> None:
-        """All earlier transactions of this id have ended."""
+        """Note that all earlier transactions of this id have ended."""
         self.left_alone.discard(transactional_id)
         self.uncertain.discard(transactional_id)
 
     def free(self, prefix: str, number: int) -> list[str]:
-        """The first ids with this prefix that are not left alone."""
+        """Return the first ids with this prefix that are not left alone."""
         ids = (f"{prefix}.{place}" for place in count())
         return list(islice((name for name in ids if name not in self.left_alone), number))
 
 
 class Fencing:
-    """What one log has fenced: the part of the port `TransactionalLog` that keeps earlier producers from their work."""
+    """The part of the port `TransactionalLog` that keeps earlier producers of one log from their work."""
 
     def __init__(self, rotation: Rotation, stuck: StuckIds, fence_one: Callable[[str, bool], Awaitable[None]]) -> None:
-        """`fence_one` fences the producers of one id, for which it is patient or not. It raises StuckTransactionsError
-        when that does not end.
+        """`fence_one` fences the producers of one id, patiently or not. It raises StuckTransactionsError when that does
+        not end.
         """
         self._rotation = rotation
         self._stuck = stuck
@@ -98,7 +98,7 @@ class Fencing:
 
     @contextmanager
     def noting_stuck(self) -> Iterator[None]:
-        """The next log is to do without the ids that are stuck."""
+        """Leave stuck ids alone, so that the next log does without them."""
         try:
             yield
         except StuckTransactionsError as error:
@@ -106,5 +106,5 @@ class Fencing:
             raise
 
     def close(self) -> None:
-        """Note what is uncertain. To be called before the producers are given up."""
+        """Note the uncertain ids. Call this before the producers are given up."""
         self._stuck.uncertain.update(self._rotation.uncertain)

@@ -27,14 +27,14 @@ from airflow_outbox.harvest.protocol.ledger import Ledger, Unread
 logger = logging.getLogger(__name__)
 
 _POLL = 0.5
-_LONGEST_FETCH_MS = 10  # that the end is reached shows by a fetch that brings nothing, and a successor waits for it
+_LONGEST_FETCH_MS = 10  # an empty fetch shows that the end is reached, and a successor waits for it
 
 
 class LedgerReader:
-    """Reads a shard's partition of the ledger, by a consumer of its own that belongs to no group."""
+    """Reads a shard's partition of the ledger with its own consumer, which belongs to no group."""
 
     def __init__(self, config: HarvestConfig, names: KafkaNames, shard: int, *, cluster: Cluster | None = None) -> None:
-        """`cluster`, if there is one already, is what is asked about the topic."""
+        """`cluster`, if given, answers questions about the topic."""
         self._cluster = cluster
         self._config = config
         self._topic = names.ledger_topic
@@ -43,10 +43,10 @@ class LedgerReader:
         self._complaint: str | None = None
 
     def read(self, start: int) -> Ledger:
-        """Committed records from an offset to the end that the ledger has now, also the uncommitted one.
+        """Return the committed records from an offset to the ledger's present end, where uncommitted records count too.
 
-        A transaction that is open there is waited for. Raises HistoryError when the ledger does not reach so
-        far, KafkaError also when there is none.
+        Waits for transactions that are open there. Raises HistoryError when the ledger does not reach so far,
+        KafkaError also when there is none.
         """
         topic_id, end = self._present()
         if start > end:
@@ -55,16 +55,16 @@ class LedgerReader:
         return Ledger.read(topic_id=topic_id, end=end, records=records)
 
     def glimpse(self, start: int) -> Ledger:
-        """Committed records from an offset to the first open transaction; none if that is before it.
+        """Return the committed records from an offset to the first open transaction; none if that is before it.
 
-        Raises HistoryError for what no release has written, KafkaError also when there is no ledger.
+        Raises HistoryError for records that no release has written, KafkaError also when there is no ledger.
         """
         topic_id, end = self._present(stable=True)
         return Ledger.read(topic_id=topic_id, end=end, records=self._records(start, end) if start < end else [])
 
     def read_all(self, unread: list[Unread], *, stable: bool = False) -> Ledger:
-        """All committed records that there are; `unread` takes what no release has written. If `stable`, no open
-        transaction is waited for, and what comes after it is left out. Raises KafkaError.
+        """Return all committed records. `unread` takes those that no release has written. If `stable`, this waits for
+        no open transaction and leaves out what comes after it. Raises KafkaError.
         """
         topic_id, end = self._present(stable=stable)
         return Ledger.read(
@@ -72,7 +72,7 @@ class LedgerReader:
         )
 
     def _present(self, *, stable: bool = False) -> tuple[str, int]:
-        """The topic's id, and where it ends now."""
+        """Return the topic's id, and where it ends now."""
         cluster = self._cluster or Cluster(self._config.kafka)
         return self._topic_id(cluster), cluster.end_offset(self._topic, self._partition, stable=stable)
 

@@ -1,4 +1,4 @@
-"""The Kafka names that belong to an outbox, and the topics that harvesting needs of its own."""
+"""The Kafka names that belong to an outbox, and the topics that harvesting itself needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAKING_POLL = 0.2
 
 @dataclass(frozen=True, slots=True)
 class KafkaNames:
-    """What an outbox is called in Kafka: by its own id unless configured, so that outboxes share a cluster safely."""
+    """An outbox's names in Kafka. Unless configured they hold its id, so that outboxes share a cluster safely."""
 
     leader_topic: str
     leader_group_id: str
@@ -44,7 +44,7 @@ class KafkaNames:
 
 
 def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
-    """How many partitions the topic of the election has. Raises KafkaError when it is not there."""
+    """Return how many partitions the election's topic has. Raises KafkaError when it is not there."""
     topic = _leader_topic(Cluster(config.kafka), names)
     if isinstance(topic, BrokerError):
         raise KafkaError(unusable(names.leader_topic, topic, config))
@@ -52,7 +52,7 @@ def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
 
 
 def _leader_topic(cluster: Cluster, names: KafkaNames) -> Any:
-    """The topic of the election, or the broker's error."""
+    """Return the election's topic, or the broker's error."""
     deadline = time.monotonic() + _MAKING_TIME
     while True:
         topic = cluster.topics([names.leader_topic])[names.leader_topic]
@@ -60,12 +60,12 @@ def _leader_topic(cluster: Cluster, names: KafkaNames) -> Any:
             return topic
         if not is_kafkas_own(names.leader_topic) or time.monotonic() > deadline:
             return topic
-        cluster.group(names.leader_group_id)  # Kafka makes the topics of its own when a group is first asked for
+        cluster.group(names.leader_group_id)  # Kafka makes its own topics when a group is first asked for
         time.sleep(_MAKING_POLL)
 
 
 def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> str:
-    """Why the topic of the election can't be used, and what to do."""
+    """Return why the election's topic can't be used, and what to do."""
     if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
         return f"there is no topic {leader_topic}. Run `airflow-outbox init`"
     if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
@@ -74,7 +74,7 @@ def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> st
 
 
 def make_internal_topics(config: HarvestConfig, names: KafkaNames) -> list[str]:
-    """Make the topics that harvesting needs beside those of the records; the names of those that were made.
+    """Make the topics that harvesting itself needs. Return the names of those made.
 
     Raises KafkaError.
     """
@@ -85,7 +85,7 @@ def make_internal_topics(config: HarvestConfig, names: KafkaNames) -> list[str]:
 
 
 def make_ledger_topic(config: HarvestConfig, names: KafkaNames) -> bool:
-    """Make the topic of the ledger, with a partition a shard; say whether it had to be made. Raises KafkaError."""
+    """Make the ledger's topic, with one partition per shard. Return whether it was made. Raises KafkaError."""
     return make_topic(
         config,
         names.ledger_topic,
@@ -98,7 +98,7 @@ def make_ledger_topic(config: HarvestConfig, names: KafkaNames) -> bool:
 
 
 def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
-    """Make the topic of the election, with a partition a shard; say whether it had to be made. Raises KafkaError."""
+    """Make the election's topic, with one partition per shard. Return whether it was made. Raises KafkaError."""
     if is_kafkas_own(names.leader_topic):
         return False
     kept = str(_HEARTBEATS_KEPT_MS)
@@ -110,7 +110,7 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
 
 
 def make_topic(config: HarvestConfig, name: str, *, settings: dict[str, str]) -> bool:
-    """Make a topic with a partition a shard, unless it is there; say whether it had to be made.
+    """Make a topic with one partition per shard, unless it is there. Return whether it was made.
 
     Its replication is the broker's default. Raises KafkaError.
     """

@@ -1,10 +1,10 @@
-"""Tokens that expire (SASL/OAUTHBEARER): where Kafka's clients in this process get them from.
+"""Expiring tokens (SASL/OAUTHBEARER): where the Kafka clients in this process get them from.
 
-librdkafka asks `oauth_cb` for a token when a client is made, and again when 80% of a token's life are over. It asks in
-a thread of its own, which may wait; whoever makes a client waits with it, for at most ten seconds.
+librdkafka asks `oauth_cb` for a token when a client is made, and again after 80% of a token's life. It asks in its own
+thread, which may wait. The caller that makes a client waits with it, for at most ten seconds.
 
-Tokens are *fetched* by a function of the user's, named by a dotted path, or they are *relayed*: a supervisor that can
-do what this process can't, such as reading Airflow's connections, fetches them and sends them over stdin.
+Tokens are *fetched* by the user's function, named by a dotted path, or they are *relayed*: a supervisor fetches them
+and sends them over stdin. It can do what this process can't, such as reading Airflow's connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias
 from airflow_outbox.errors import ConfigurationError, KafkaError
 
 _PART_OF_LIFE = 0.8
-_PATIENCE = 9.0  # below the ten seconds for which the making of a client waits
+_PATIENCE = 9.0  # below the ten seconds that making a client waits
 _LAST_MOMENT = 1.0
 
 TokenTuple: TypeAlias = tuple[str, float, str, dict[str, str]]
@@ -35,7 +35,7 @@ class TokenError(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token, when it expires and when it is to be replaced (both in seconds since the epoch)."""
+    """A token, when it expires and when to replace it (both in seconds since the epoch)."""
 
     text: str = field(repr=False)
     expires_at: float
@@ -43,22 +43,22 @@ class Token:
     principal: str = ""
     extensions: Mapping[str, str] = field(default_factory=dict, repr=False)
     _came_at: float = field(default_factory=time.monotonic)
-    _seconds: float = math.inf  # for how long it was valid when it came
+    _seconds: float = math.inf  # how long it was valid when it came
 
     @property
     def expires_in(self) -> float:
-        """In how many seconds it expires, at the latest: the clock may have been set since it came."""
+        """Return in how many seconds it expires, at the latest: the clock may have been set since it came."""
         return min(self.expires_at - time.time(), self._came_at + self._seconds - time.monotonic())
 
     @property
     def replace_in(self) -> float:
-        """In how many seconds it is to be replaced, likewise."""
+        """Return in how many seconds to replace it, likewise."""
         left = self._came_at + _PART_OF_LIFE * self._seconds - time.monotonic()
         return min(self.replace_at - time.time(), left)
 
     @classmethod
     def of(cls, answer: object) -> Self:
-        """The token that an `oauth_cb` has returned: `(token, expires_at[, principal[, extensions]])`.
+        """Return the token from an `oauth_cb`'s answer: `(token, expires_at[, principal[, extensions]])`.
 
         Raises TokenError, which does not show it.
         """
@@ -83,12 +83,12 @@ class Token:
 
     @classmethod
     def parse(cls, line: Mapping[str, Any]) -> Self:
-        """What `as_line` has made. Raises TokenError."""
+        """Return the token from a line that `as_line` made. Raises TokenError."""
         answer = (line.get("token"), line.get("expires_at"), line.get("principal", ""), line.get("extensions", {}))
         return cls.of(answer)
 
     def as_line(self) -> str:
-        """The token as a line of JSON."""
+        """Return the token as a line of JSON."""
         return json.dumps(
             {
                 "token": self.text,
@@ -99,12 +99,12 @@ class Token:
         )
 
     def as_tuple(self) -> TokenTuple:
-        """The token as Kafka's client takes it."""
+        """Return the token as Kafka's client takes it."""
         return self.text, self.expires_at, self.principal, dict(self.extensions)
 
 
 def fetch_token(callback: Callback, config: str) -> Token:
-    """Ask a function of the user's for a token. Raises TokenError, whatever that function raises."""
+    """Ask the user's function for a token. Raises TokenError, whatever that function raises."""
     try:
         answer = callback(config)
     except Exception as error:
@@ -119,11 +119,11 @@ class TokenSource(ABC):
         self.failure: str | None = None
         """Why there is no new token, while there is none."""
         self.on_failure: Callable[[str], None] = _ignore
-        """Called, in whatever thread, with each failure to get one."""
+        """Called, in any thread, with each failure to get a token."""
 
     @abstractmethod
     def __call__(self, config: str | None) -> TokenTuple:
-        """The newest token. Raises TokenError when there is none that is valid."""
+        """Return the newest token. Raises TokenError when none is valid."""
 
     def _failed(self, reason: str) -> None:
         self.failure = reason
@@ -131,7 +131,7 @@ class TokenSource(ABC):
 
 
 class FetchedTokens(TokenSource):
-    """Tokens of a function of the user's; one serves all clients until it is to be replaced."""
+    """Tokens from the user's function. One serves all clients until it is to be replaced."""
 
     def __init__(self, callback: Callback) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class FetchedTokens(TokenSource):
 
     @classmethod
     def named(cls, path: str) -> Self:
-        """Tokens of the function at a dotted path. Raises ConfigurationError."""
+        """Return tokens of the function at a dotted path. Raises ConfigurationError."""
         try:
             callback = resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
@@ -164,7 +164,7 @@ class FetchedTokens(TokenSource):
 
 
 class RelayedTokens(TokenSource):
-    """Tokens that a supervisor sends, each a line of JSON; or `{"token_error": "…"}` when it can't get one."""
+    """Tokens from a supervisor, each a line of JSON; or `{"token_error": "…"}` when it can't get one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class RelayedTokens(TokenSource):
             self._arrival.notify_all()
 
     def __call__(self, config: str | None) -> TokenTuple:
-        """The newest token; waits for the next when it is to be replaced, or when there is none yet."""
+        """Return the newest token. Waits for the next when it is to be replaced, or when there is none yet."""
         deadline = time.monotonic() + _PATIENCE
         with self._arrival:
             while (token := self._token) is None or token.replace_in <= 0:

@@ -1,10 +1,10 @@
-"""Which partition a record goes to, chosen as Kafka's clients choose it, and remembered by key.
+"""Choose each record's partition as Kafka's clients do, and remember the choice by key.
 
-Whoever knows the partition of each record needs to be told only of the first and the last record of each partition
-where they went, and not of every single one, which costs as much as sending it.
+When each record's partition is known, only the first and last record of a partition need to report where they went. A
+report from every record costs as much as sending it.
 
-Two of the client's partitioners are known here: `murmur2_random`, that of Java's clients, and `consistent_random`, that
-of librdkafka. Both choose at random for an empty key, which is left to the client, as are all other partitioners.
+Two of the clients' partitioners are known here: `murmur2_random`, of Java's clients, and `consistent_random`, of
+librdkafka. Both choose at random for an empty key. That choice is left to the client, as are other partitioners.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of Java's default partitioner, made positive: Austin Appleby's MurmurHash2, as Kafka seeds it."""
+    """Return the hash of Java's default partitioner, made positive: Austin Appleby's MurmurHash2, as Kafka seeds it."""
     length = len(key)
     value = _SEED ^ length
     words = length // 4
@@ -44,11 +44,11 @@ _topic, _key, _named_partition = itemgetter(1), itemgetter(2), itemgetter(6)
 
 
 class _EmptyKeyError(Exception):
-    """There is no saying where a record without a key goes."""
+    """The partition of a record without a key can't be told."""
 
 
 class _Hashes(dict[str | bytes | None, int]):
-    """The hashes of keys, computed when they are first asked for."""
+    """The hashes of keys, computed when first asked for."""
 
     def __init__(self, of: Callable[[bytes], int]) -> None:
         self._of = of
@@ -61,19 +61,19 @@ class _Hashes(dict[str | bytes | None, int]):
 
 
 class Partitioner:
-    """Chooses the partitions of records; `name` is what the client calls the partitioner."""
+    """Chooses the partitions of records. `name` is the client's name for the partitioner."""
 
     def __init__(self, name: str) -> None:
         known = _HASHES.get(name)
         self._hashes = None if known is None else _Hashes(known)
-        self._chosen = self._were_new = 0  # records, and keys among them, since it was last judged
+        self._chosen = self._were_new = 0  # records, and new keys among them, since the last judgement
         self._to_leave_alone = 0
 
     def choose(self, rows: Sequence[OutboxRow], partitions: Mapping[str, int]) -> list[int] | None:
-        """The partition of each row, by how many a topic has; None when it is left to the client.
+        """Return the partition of each row, given how many each topic has; None leaves it to the client.
 
-        That is so for unknown partitioners and empty keys, and for a while when most keys were new: to find the
-        partitions of keys that don't come again takes as long as to ask for them.
+        The client chooses for unknown partitioners and empty keys, and for a while when most keys were new: finding the
+        partitions of keys that don't come again takes as long as asking for them.
         """
         if self._hashes is None:
             return None

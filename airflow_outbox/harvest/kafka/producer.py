@@ -1,4 +1,4 @@
-"""The port `Log` over an idempotent confluent-kafka producer, and the settings that every Kafka client here shares."""
+"""The port `Log` over an idempotent confluent-kafka producer, and the settings that every producer here shares."""
 
 from __future__ import annotations
 
@@ -53,25 +53,24 @@ REFUSED = frozenset(
         BrokerError._INVALID_DIFFERENT_RECORD,
     }
 )
-"""What says that Kafka does not take the records, as opposed to that it takes nothing at the moment."""
+"""Errors by which Kafka refuses the records themselves, rather than everything at the moment."""
 
 
 def producer_settings(config: HarvestConfig) -> dict[str, Any]:
-    """The producer's settings: defaults, then the user's, then what the protocol depends on."""
+    """Return the producer's settings: defaults, overridden by the user's, then by those that the protocol needs."""
     return {
         **CLIENT_SETTINGS,
         "compression.type": "lz4",
         "linger.ms": 1,
         "batch.size": 1_000_000,
-        # As Java clients choose partitions, so that topics which share keys with theirs are partitioned alike.
+        # Java clients' choice, so that topics that share keys with theirs are partitioned alike.
         "partitioner": "murmur2_random",
         "delivery.timeout.ms": int(config.limits.delivery_timeout * 1000),
         **config.kafka,
         **config.kafka_producer,
         "enable.idempotence": True,
         "acks": "all",
-        # The bounds on records and bytes in flight are the engine's: the client's queue must never be the one that is
-        # full.
+        # The engine bounds records and bytes in flight: the client's queue must never be full first.
         "queue.buffering.max.messages": max(100_000, 2 * config.limits.max_in_flight_records),
         "queue.buffering.max.kbytes": max(1_048_576, 4 * config.limits.max_in_flight_bytes // 1024),
     }
@@ -91,7 +90,7 @@ class KafkaLog:
         individually: bool,
         on_throttled: Callable[[float], object],
     ) -> None:
-        """With tokens it waits for one: use `open`."""
+        """With tokens this waits for one: use `open`."""
         self._on_throttled = on_throttled
         self._loop = loop
         self._book = book
@@ -124,9 +123,11 @@ class KafkaLog:
         individually: bool = False,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> Self:
-        """A new producer of these settings. `book` is what the process knows of topics; `individually`: each record
-        goes out by itself; `on_throttled` is told, in some thread, for how many seconds a quota holds the producer
-        back. Raises KafkaError for settings that Kafka's client refuses.
+        """Return a new producer with these settings. Raises KafkaError for settings that Kafka's client refuses.
+
+        - `book`: what the process knows of topics
+        - `individually`: each record goes out by itself
+        - `on_throttled`: told, in some thread, for how many seconds a quota holds the producer back
         """
         return await asyncio.to_thread(cls, settings, asyncio.get_running_loop(), book, individually, on_throttled)
 
@@ -167,7 +168,7 @@ class KafkaLog:
         self._report(Delivery(record, undelivered))
 
     def _undelivered(self, record: MarkedRecord, error: object, *, certain: bool) -> PublishError:
-        """`certain`: the record is the reason itself, if it is refused at all."""
+        """Return the error. `certain`: if the record is refused at all, it is itself the reason."""
         if isinstance(error, BrokerError) and error.code() == BrokerError.INVALID_TIMESTAMP:
             self._book.found_untimely(record.topic)
             return PublishError(clocks_differ(record.topic))

@@ -1,4 +1,4 @@
-"""How large a record is: to Kafka's client, which measures it as it is, and to a broker, which measures what comes."""
+"""The size of a record: Kafka's client measures it uncompressed, a broker measures what arrives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from airflow_outbox.values.records import MarkedRecord
 
 Row = OutboxRow | MarkedRecord
 
-_CLIENTS_OVERHEAD = 36  # what librdkafka takes a record without headers for, at most, beside its key and value
+_CLIENTS_OVERHEAD = 36  # librdkafka's size of a record without headers, at most, beside its key and value
 _BATCH_OVERHEAD = 61
-_UNCOUNTED = 3  # attributes, and differences of time and offset that are none in a batch of one
-_MARGIN = 0.9  # of what xz leaves: no codec of Kafka's leaves much less
+_UNCOUNTED = 3  # attributes, and differences of time and offset, which are zero in a batch of one
+_MARGIN = 0.9  # of xz's result: no codec of Kafka's leaves much less
 _SMALLEST_WINDOW = 4096
 _CLIENTS_LIMIT = 1_000_000
 _SIZE = "message.max.bytes"
@@ -22,23 +22,23 @@ _CODECS = ("compression.type", "compression.codec")
 
 
 def client_limit(producer: Mapping[str, Any]) -> int:
-    """How large a record a producer of these settings takes."""
+    """Return how large a record a producer with these settings takes."""
     return int(producer.get(_SIZE, _CLIENTS_LIMIT))
 
 
 def compresses(producer: Mapping[str, Any]) -> bool:
-    """Whether a producer of these settings compresses."""
+    """Whether a producer with these settings compresses."""
     codecs = [codec for name, codec in producer.items() if name in _CODECS]
     return bool(codecs) and codecs[-1] != "none"
 
 
 def size_for_client(row: Row) -> int:
-    """What a producer holds against its own limit, before it compresses."""
+    """Return the size that a producer compares with its own limit, before it compresses."""
     return _CLIENTS_OVERHEAD + _length(row[2]) + _length(row[3]) + _headers(row)
 
 
 def size_for_broker(row: Row) -> int:
-    """What a broker holds against the topic's limit when the record comes alone and is not compressed."""
+    """Return the size that a broker compares with the topic's limit for a record alone and uncompressed."""
     body = (
         _UNCOUNTED
         + _prefixed(_length(row[2]))
@@ -50,7 +50,7 @@ def size_for_broker(row: Row) -> int:
 
 
 def least_size_for_broker(row: Row) -> int:
-    """What no codec of Kafka's compresses the record below, as far as can be told without them."""
+    """Return a size below which no codec of Kafka's compresses the record, as far as can be told without them."""
     parts = [row[2], row[3], *(row[4] or ()), *(row[5] or ())]
     data = b"".join(part.encode() if isinstance(part, str) else part for part in parts if part is not None)
     window = {"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": max(_SMALLEST_WINDOW, len(data))}

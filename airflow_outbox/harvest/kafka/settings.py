@@ -10,6 +10,6 @@ CLIENT_SETTINGS: KafkaSettings = {
     "reconnect.backoff.max.ms": 1000,
     "log.connection.close": False,
     "socket.keepalive.enable": True,
-    # A transaction is a series of small requests: none is to wait until the one before it is acknowledged by TCP.
+    # A transaction is a series of small requests: none must wait for TCP to acknowledge the one before.
     "socket.nagle.disable": True,
 }

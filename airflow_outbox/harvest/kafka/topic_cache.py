@@ -1,25 +1,24 @@
-"""What is known of the topics that records go to, so that a record that Kafka will refuse is found before it is sent.
+"""A cache of topics, which finds the records that Kafka will refuse before they are sent.
 
-A topic is looked up when its first record comes: whether it is there, may be written to, and how many partitions it
-has. What is known holds for some minutes, or until Kafka refuses something of the topic (`doubt`); then it is looked up
-again, and with it the size of the largest record that it takes, if that may be asked.
+A topic's first record triggers a look-up: whether the topic is there, may be written to, and how many partitions it
+has. The answer holds for some minutes, or until Kafka refuses something of the topic (`doubt`). Then it is looked up
+again, and with it the size of the largest record that it takes, if the user may ask for that, and its clean-up policy:
+a compacted topic takes no record without a key.
 
-Kafka's client measures a record as it is, so that is known beforehand. A broker measures it compressed: one that may
-fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Each that does not fit costs
-others a leader's term, so there is an upper bound to that: after five in a minute, others like it are parked untried,
-and tried later. Where the limit may not be asked, batches that are refused become smaller and smaller, for as long as
-what is known holds. A topic of which something was refused is asked for its clean-up policy, too: one that is compacted
-takes no record without a key.
+Kafka's client measures a record uncompressed, so that size is known beforehand. A broker measures it compressed. A
+record that may fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Each one that does
+not fit costs others a leader's term. So after five in a minute, others like it are parked untried, and tried later.
+Where the user may not ask for the limit, refused batches become smaller and smaller, until the answer expires.
 
-Topics that are not there are refused at once, however many they are. Brokers that create topics on demand are asked to
-do so in the background; only for a few names, and for a tenth of the time at most, a look-up waits for that.
+Records of missing topics are refused at once, however many topics are missing. Brokers that create topics on demand are
+asked in the background. A look-up waits for that only for a few names, and for a tenth of the time at most.
 
-A topic may find all records too old or too new: the clocks of its broker and of the harvester differ, or it allows very
-little (`found_untimely`). It is set aside when a heartbeat shows that Kafka takes the harvester's time elsewhere. While
-heartbeats are refused, too, the harvester's own clock is wrong: nothing is set aside for that.
+A topic may find all records too old or too new (`found_untimely`): the clocks of its broker and of the harvester
+differ, or it allows very little. It is set aside when a heartbeat shows that Kafka takes the harvester's time
+elsewhere. While heartbeats are refused too, the harvester's own clock is wrong, and nothing is set aside.
 
-One book lasts as long as the process, and may be used by several threads. While one of them asks Kafka, the others go
-on with what is known.
+One cache lasts as long as the process, and several threads may use it. While one of them asks Kafka, the others go on
+with what is known.
 """
 
 from __future__ import annotations
@@ -59,21 +58,23 @@ _MOST_KNOWN = 100_000
 _CREATION_TIME = 0.3
 _CREATED_AT_ONCE = 10
 _CREATION_INTERVAL = 5.0  # so that waiting for topics that brokers may create takes no more than a tenth of the time
-_KNOWN_FOR = 300.0  # as long as Kafka's clients take to notice by themselves that a topic has more partitions
-_DIVIDED_BY = 8  # batches that are refused, where nobody knows the limit
+_KNOWN_FOR = 300.0  # Kafka's clients take as long to notice by themselves that a topic has more partitions
+_DIVIDED_BY = 8  # for refused batches where nobody knows the limit
 _SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
 _LEADER_TIME = 3.0  # a broker that comes back takes its partitions up one after the other
 _LEADER_POLL = 0.2
 _MOST_IN_VAIN = 5
 _MINUTE = 60.0
-_SET_ASIDE_FOR = 4.0  # a topic that finds all records untimely, at least; less than until its first retry
+_SET_ASIDE_FOR = 4.0  # at least, a topic that finds all records untimely; ends before its first retry
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it was when it was looked up: why none of its records can be published, or its partitions, and the
-    largest record that it takes (None: not known, or never asked), and whether it is compacted (as far as is known).
+    """A topic as it was when it was looked up.
+
+    `refusal` is why none of its records can be published. `max_bytes` is the largest record that it takes (None: not
+    known, or never asked). `is_compacted` holds as far as is known.
     """
 
     refusal: Refusal | None
@@ -84,7 +85,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The largest record that a topic takes, whether it is compacted, and `min.insync.replicas`."""
+    """A topic's largest record, whether it is compacted, and `min.insync.replicas`."""
 
     max_bytes: int
     is_compacted: bool
@@ -97,7 +98,7 @@ class TopicCache:
     def __init__(
         self, kafka: Mapping[str, Any], *, producer: Mapping[str, Any] | None = None, own: Collection[str] = ()
     ) -> None:
-        """`kafka` are the settings to ask with, `producer` those that records are sent with; `own` are the outbox's own
+        """`kafka` holds the settings to ask with, `producer` those to send records with. `own` are the outbox's own
         topics, where no record may go.
         """
         self._kafka = kafka
@@ -107,22 +108,22 @@ class TopicCache:
         self._compresses = compresses(producer or {})
         self._cluster: Cluster | None = None
         self._topics: dict[str, Topic] = {}
-        self._plain: set[str] = set()  # those of which nothing but the headers has to be looked at
+        self._plain: set[str] = set()  # those with nothing to look at except the record itself
         self._doubted: set[str] = set()
         self._unanswered: set[str] = set()
-        self._away: set[str] = set()  # those that were found to lack brokers
+        self._away: set[str] = set()  # those found to lack brokers
         self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
         self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
-        self._too_large: set[int] = set()  # records that a broker found to be, by hash
+        self._too_large: set[int] = set()  # records that a broker found too large, by hash
         self._not_added: dict[str, Refusal] = {}  # topics that Kafka did not let into a transaction
         self._untimely: dict[str, float] = {}  # topics that refused records for their time, and since when
         self._timely_at = math.inf  # when Kafka last took a heartbeat, if there are any
         self._set_aside_until: dict[str, float] = {}
-        self._in_vain: deque[float] = deque(maxlen=_MOST_IN_VAIN)  # when records were found too large that were tried
+        self._in_vain: deque[float] = deque(maxlen=_MOST_IN_VAIN)  # when a tried record was found too large
         self._known_until = 0.0
         self.smallest_max_bytes: int | None = None
         self.is_in_doubt = False
-        """Whether a transaction was begun and not committed: perhaps for a record that Kafka refuses."""
+        """Whether a transaction was begun and not committed, perhaps because Kafka refuses a record."""
         self._requests = TopicRequests({**kafka, **(producer or {})})
         self._may_wait_from = 0.0
         self._lock = threading.Lock()
@@ -130,14 +131,14 @@ class TopicCache:
 
     @property
     def cluster(self) -> Cluster:
-        """Who is asked. Raises KafkaError for settings that Kafka's client refuses."""
+        """The cluster to ask. Raises KafkaError for settings that Kafka's client refuses."""
         with self._making:
             self._cluster = self._cluster or Cluster(self._kafka)
             return self._cluster
 
     def connect(self) -> None:
-        """Connect anew, so that the next question is answered soon: a client whose brokers were away waits before it
-        tries them again. What goes wrong, that question will say.
+        """Connect again, so that the next question is answered soon: a client whose brokers were away waits before it
+        tries them again. The next question reports any error.
         """
         with contextlib.suppress(KafkaError):
             fresh = Cluster(self._kafka)
@@ -146,14 +147,14 @@ class TopicCache:
             fresh.reach()
 
     def doubt(self, topic: str) -> None:
-        """Kafka has refused something of this topic: what is known of it holds no more."""
+        """Note that Kafka refused something of this topic: what is known of it holds no more."""
         with self._lock:
             self._topics.pop(topic, None)
             self._plain.discard(topic)
             self._doubted.add(topic)
 
     def found_refused(self, topic: str, reason: str) -> None:
-        """Kafka did not let a transaction write to this topic. That holds unless the next look tells another reason."""
+        """Note that Kafka let no transaction write to this topic. The next look may tell another reason."""
         self.doubt(topic)
         with self._lock:
             self._not_added[topic] = Refusal(
@@ -161,20 +162,20 @@ class TopicCache:
             )
 
     def unanswered(self, topic: str) -> None:
-        """Kafka has not taken a record of this topic in time: perhaps a partition lacks brokers."""
+        """Note that Kafka did not take a record of this topic in time: perhaps a partition lacks brokers."""
         with self._lock:
             self._unanswered.add(topic)
             self._topics.pop(topic, None)
             self._plain.discard(topic)
 
     def found_untimely(self, topic: str) -> None:
-        """Kafka has refused records of this topic because of their time."""
+        """Note that Kafka refused records of this topic because of their time."""
         self.doubt(topic)
         with self._lock:
             self._untimely.setdefault(topic, time.monotonic())
 
     def heartbeat_was_timely(self, is_timely: bool) -> None:
-        """Whether Kafka took a heartbeat, or refused it because of its time."""
+        """Note whether Kafka took a heartbeat, or refused it because of its time."""
         with self._lock:
             self._timely_at = time.monotonic() if is_timely else -math.inf
             if not is_timely:
@@ -183,15 +184,16 @@ class TopicCache:
     def found_too_large(
         self, topic: str, key: str | bytes | None, value: str | bytes | None, *, batch_size: int
     ) -> None:
-        """A broker has found the batch with this record too large; batches with more than one have `batch_size` bytes,
-        at most, uncompressed. 0: the record was sent alone.
+        """Note that a broker found the batch with this record too large.
+
+        A batch of several records has at most `batch_size` bytes, uncompressed. 0: the record was sent alone.
         """
         with self._lock:
             limit = self._limits.get(topic)
             if batch_size <= (limit or 0):  # so it was alone
                 self._too_large.add(_hash(topic, key, value, limit or 0))
                 self._in_vain.append(time.monotonic())
-                self._supposed.pop(topic, None)  # it was that record, perhaps, and not the batch
+                self._supposed.pop(topic, None)  # perhaps that record was too large, and not the batch
             elif limit is None:
                 self._supposed[topic] = max(_SMALLEST_BATCH, batch_size // _DIVIDED_BY)
             self._find_smallest()
@@ -200,7 +202,7 @@ class TopicCache:
         self.smallest_max_bytes = min([*self._limits.values(), *self._supposed.values()], default=None)
 
     def examine(self, rows: Sequence[Row], *, again: bool) -> dict[int, Refusal]:
-        """The rows that Kafka would refuse, by id; `again` looks all of their topics up once more.
+        """Return the refusals by row id. `again` looks all topics of the rows up once more.
 
         Raises KafkaError when a topic can't be looked up.
         """
@@ -230,7 +232,7 @@ class TopicCache:
                 self._set_aside_until[name] = time.monotonic() + _SET_ASIDE_FOR
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
-        """Whether it is known, without looking anything up, that Kafka would take them all. Never blocks."""
+        """Whether Kafka is known to take them all, without looking anything up. Never blocks."""
         if time.monotonic() > self._known_until:
             return False
         plain, fits = self._plain, self._fits_client
@@ -245,7 +247,7 @@ class TopicCache:
         return True
 
     def partitions(self, names: Collection[str]) -> Mapping[str, int] | None:
-        """How many partitions each of these topics has; None unless that is known of all."""
+        """Return how many partitions each of these topics has; None unless that is known of all."""
         with self._lock:
             found = {name: self._topics[name].partitions for name in names if name in self._topics}
         return found if len(found) == len(names) and all(found.values()) else None
@@ -254,7 +256,7 @@ class TopicCache:
         _, name, _, _, header_names, header_values, partition = row[:7]
         if topic.refusal is not None:
             return topic.refusal
-        if header_names is None or header_values is None:  # so much was seen when the record was read
+        if header_names is None or header_values is None:  # too large, as seen when it was read
             return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
         if len(header_names) != len(header_values):
             return Refusal(Cause.HEADERS, f"{len(header_names)} header names for {len(header_values)} header values")
@@ -273,7 +275,7 @@ class TopicCache:
         return None
 
     def _refusal_of_size(self, row: Row, limit: int) -> Refusal | None:
-        """Why a record above its topic's limit is not sent; None: it is tried, for it may fit when it is compressed."""
+        """Return why a record above its topic's limit is not sent. None: it is tried, as it may fit when compressed."""
         above = f"above max.message.bytes of topic {row[1]}, {limit}"
         if not self._compresses or _hash(row[1], row[2], row[3], limit) in self._too_large:
             return Refusal(Cause.TOO_LARGE, above)
@@ -284,7 +286,7 @@ class TopicCache:
         return None
 
     def _look_up(self, names: set[str]) -> dict[str, Topic]:
-        """Topics as they are now."""
+        """Return topics as they are now."""
         impossible = {name: refusal for name in names if (refusal := self._refusal_of_name(name)) is not None}
         found = {name: Topic(refusal) for name, refusal in impossible.items()}
         unknown = sorted(names - impossible.keys())
@@ -309,7 +311,7 @@ class TopicCache:
         return found
 
     def _create(self, missing: Sequence[str]) -> dict[str, Topic]:
-        """Let brokers create topics, if they do that; those that are there soon."""
+        """Let brokers create topics, if they do that. Return those that are there soon."""
         if len(missing) > _CREATED_AT_ONCE or time.monotonic() < self._may_wait_from:
             self._requests.later(missing)
             return {}
@@ -319,8 +321,9 @@ class TopicCache:
         return self._ask(missing)
 
     def _await_brokers(self, names: Sequence[str]) -> dict[str, Topic]:
-        """Topics when they have brokers again, or after a while. Raises KafkaError when the outbox's own topics have
-        none either: then it is Kafka that is away, and not a topic.
+        """Return topics when they have brokers again, or after a while.
+
+        Raises KafkaError when the outbox's own topics have none either: then Kafka is away, and not a topic.
         """
         deadline = time.monotonic() + _LEADER_TIME
         while True:
@@ -336,7 +339,7 @@ class TopicCache:
         return {name: found[name] for name in names}
 
     def _refusal_of_name(self, name: str) -> Refusal | None:
-        # In a database that checks no encoding a name may be no text.
+        # In a database that checks no encoding a name may be bytes.
         if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
             shown = name if len(name) <= _NAME_SHOWN else name[:_NAME_SHOWN]
             return Refusal(Cause.TOPIC_NAME, f"{shown!r} is no name that Kafka allows for a topic")
@@ -353,7 +356,7 @@ class TopicCache:
         return found | {name: Topic(self._not_added[name]) for name in refused}
 
     def _settings(self, names: Sequence[str]) -> dict[str, _Settings]:
-        """What topics say of themselves, those that tell."""
+        """Return the settings of those topics that tell them."""
         found: dict[str, _Settings] = {}
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
@@ -384,7 +387,7 @@ def _is_missing(topic: Topic) -> bool:
 
 
 def _why_unavailable(name: str, partitions: Sequence[Any], settings: _Settings | None) -> str | None:
-    """Why Kafka takes nothing for a topic now, or not for all of its partitions; None when it does."""
+    """Return why Kafka takes nothing for a topic now, or not for all of its partitions; None when it does."""
     for partition in partitions:
         if partition.leader is None or partition.leader.id < 0:
             return f"partition {partition.id} of topic {name} has no leader"

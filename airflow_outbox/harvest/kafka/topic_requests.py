@@ -1,4 +1,4 @@
-"""Requests for topics that are not there, in the way that makes brokers create them, if they do that on demand."""
+"""Requests for missing topics, in the way that makes brokers create them, if they do that on demand."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _MOST_WAITING = 1_000  # the others are asked for when their records are tried a
 
 
 class TopicRequests:
-    """Asks for topics, now or in a thread of its own. Never raises: whether a topic is there, a look-up tells."""
+    """Asks for topics, now or in its own thread. Never raises: a look-up tells whether a topic is there."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings` are a producer's: consumers and others don't make brokers create anything."""
+        """`settings` are a producer's: brokers create nothing for consumers and others."""
         self._settings: dict[str, Any] = {**CLIENT_SETTINGS, **settings, "enable.idempotence": False}
         self._waiting: dict[str, None] = {}
         self._lock = threading.Lock()
         self._is_at_work = False
 
     def now(self, names: Collection[str]) -> None:
-        """Ask for a few topics, by a client of their own: one remembers each topic that it was ever asked for."""
+        """Ask for a few topics, with a new client: a client remembers each topic that it was ever asked for."""
         with contextlib.suppress(*REFUSALS, *CLIENT_ERRORS):
             client = Producer({**self._settings, "error_cb": lambda _: None}, logger=logger)
             for name in names:
                 client.list_topics(name, _ASKING_TIME)
 
     def later(self, names: Collection[str]) -> None:
-        """Ask in the background, for some topics a second, until all were asked for."""
+        """Ask in the background, for some topics a second, until all are asked for."""
         with self._lock:
             for name in names:
                 if len(self._waiting) >= _MOST_WAITING:

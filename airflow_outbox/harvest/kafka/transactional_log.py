@@ -24,12 +24,12 @@ from airflow_outbox.values.pages import OutboxRow
 def transactional_ids(
     config: HarvestConfig, names: KafkaNames, *, shard: int, stuck: StuckIds | None = None
 ) -> list[str]:
-    """What Kafka knows the producers of a shard by: the first ids of which no transaction is `stuck`."""
+    """Return the ids of a shard's producers: the first that have no `stuck` transaction."""
     return (stuck or StuckIds()).free(f"{names.transactional_id}.{shard}", config.limits.transactional_ids)
 
 
 def fence_producers(config: HarvestConfig, names: KafkaNames, recorded: Collection[str], *, shard: int) -> None:
-    """Fence the producers of a shard: those of the configuration, and those that the fence row records.
+    """Fence a shard's producers: those of the configuration, and those that the fence row records.
 
     Raises KafkaError.
     """
@@ -49,7 +49,7 @@ class KafkaTransactionalLog:
         on_throttled: Callable[[float], object],
         stuck: StuckIds,
     ) -> None:
-        """With tokens it waits for one: use `open`."""
+        """With tokens this waits for one: use `open`."""
         self._book = book
         self._config = config
         self._names = names
@@ -63,7 +63,7 @@ class KafkaTransactionalLog:
         self._rotation = Rotation(producers, stable_offsets=self._stable_offsets)
         self._fencing = Fencing(self._rotation, stuck, self._fence_one)
         self._asker = Worker("outbox-ask")
-        self._asker_again = Worker("outbox-ask-again")  # what is parked holds nothing else up
+        self._asker_again = Worker("outbox-ask-again")  # parked records hold nothing else up
 
     @classmethod
     async def open(
@@ -76,9 +76,11 @@ class KafkaTransactionalLog:
         on_throttled: Callable[[float], object] = lambda _: None,
         stuck: StuckIds | None = None,
     ) -> Self:
-        """A new log, which connects while its caller does something else. `book` is what the process knows of topics,
-        `stuck` what it knows of transactional ids; `on_throttled` is told, in some thread, for how many seconds a quota
-        holds a producer back.
+        """Return a new log, which connects while its caller does something else.
+
+        - `book`: what the process knows of topics
+        - `stuck`: what it knows of transactional ids
+        - `on_throttled`: told, in some thread, for how many seconds a quota holds a producer back
 
         Raises KafkaError for settings that Kafka's client refuses.
         """

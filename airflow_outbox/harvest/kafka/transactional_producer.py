@@ -1,6 +1,6 @@
-"""A transactional confluent-kafka producer, under one transactional id: what it sends, and what is renewed of it.
+"""A transactional confluent-kafka producer under one transactional id: how it sends, and how it is renewed.
 
-What its states mean, and when it needs a new epoch, `protocol.transaction` says.
+`protocol.producer_state` says what its states mean, and when it needs a new epoch.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ _topic = itemgetter(1)
 _NO_TOPIC = "?"
 _ERRORS = 3  # syslog's number, as the client counts
 _TOPICS_NAMED = 3
-_FLUSH_TIME = 0.2  # what is not sent yet stays so once a record is refused, and is not to be waited for
-_SERVING_INTERVAL = 1.0  # what the client has to say while nothing is sent can wait as long
-CALLS_UNTIL_STUCK = 2  # that wait for the end of an earlier transaction all the while
+_FLUSH_TIME = 0.2  # once a record is refused, the rest stays unsent: it must not be waited for
+_SERVING_INTERVAL = 1.0  # the client's callbacks can wait this long while nothing is sent
+CALLS_UNTIL_STUCK = 2  # in a row that wait for an earlier transaction to end
 CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
 
 def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict[str, Any]:
-    """The producer's settings: as for any producer, and what transactions need."""
+    """Return the producer's settings: those of any producer, and those that transactions need."""
     timeout = int(config.limits.transaction_timeout * 1000)
     settings = producer_settings(config)
     return {
         **settings,
-        # A batch is flushed when its last record is sent: nothing waits so long.
+        # A batch is flushed when its last record is sent: nothing waits that long.
         "linger.ms": config.kafka_producer.get("linger.ms", config.kafka.get("linger.ms", 5)),
-        # Only the client's log tells which topic Kafka does not let into a transaction.
+        # Only the client's log names the topics that Kafka keeps out of a transaction.
         "log_level": max(_ERRORS, int(settings.get("log_level", _ERRORS + 3))),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout,
         "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
         "socket.timeout.ms": min(timeout - 1000, 60_000),
-        # How soon the client sends a request again bounds how long a call may last without a new epoch after it.
+        # The client's retry delay bounds how long a call may last without a new epoch after it.
         **{name: settings.get(name, value) for name, value in _BACKOFF.items()},
     }
 
 
 def fence_producer(config: HarvestConfig, transactional_id: str, *, calls: int = CALLS_UNTIL_STUCK) -> None:
-    """End the transaction of every producer of that id, and keep them from new ones.
+    """End the transaction of every producer with that id, and keep them from new ones.
 
-    Raises KafkaError; StuckTransactionsError when it is decided how a transaction ends, and it has not ended after so
+    Raises KafkaError; StuckTransactionsError when the end of a transaction is decided, and it has not ended after so
     many calls.
     """
     settings = transactional_settings(config, transactional_id)
@@ -103,13 +103,13 @@ def fence_producer(config: HarvestConfig, transactional_id: str, *, calls: int =
 
 
 def _waits_for_end(error: BrokerError) -> bool:
-    """Whether the coordinator has decided how the last transaction ends, and has not written all of its markers."""
+    """Whether the coordinator has decided how the last transaction ends, but not yet written all of its markers."""
     return error.code() == BrokerError.CONCURRENT_TRANSACTIONS
 
 
 def connect(producer: Producer) -> None:
-    """Let a new client connect before it initialises transactions: when it is not connected, it tries again half a
-    second later. Once it has asked twice, it is. It asks for a topic that can't be, so that no broker makes one.
+    """Let a new client connect before it initialises transactions: one that is not connected tries again half a second
+    later. After two requests it is connected. They ask for an impossible topic, so that no broker makes one.
     """
     with contextlib.suppress(*CLIENT_ERRORS):
         for _ in range(2):
@@ -123,8 +123,9 @@ def _refusal(error: BrokerError, transactional_id: str) -> str:
 
 
 class _Additions(logging.Handler):
-    """Which topics Kafka did not let into the transaction, and why, and which found their records `untimely`, by what
-    the client logs of it: its error names none. All that it logs is passed on.
+    """The topics that Kafka kept out of the transaction, and why, and those that found their records `untimely`.
+
+    These are read from the client's log, since its error names none. Everything that it logs is passed on.
     """
 
     _UNTIMELY = re.compile(r"ProduceRequest for (\S+) \[\d+\] .*\(INVALID_TIMESTAMP\)")
@@ -140,7 +141,7 @@ class _Additions(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         found = self._LINE.search(record.getMessage())
-        if found is not None and found[2] in self._REASONS:  # others fare badly because of those, or all do
+        if found is not None and found[2] in self._REASONS:  # other reasons follow from these, or hit all topics
             self.refused[found[1]] = found[2]
         if (found := self._UNTIMELY.search(record.getMessage())) is not None:
             self.untimely.add(found[1])
@@ -149,8 +150,8 @@ class _Additions(logging.Handler):
 
 
 class TransactionalProducer:
-    """Publishes transactions one after the other, with records of the ledger in them. One thread makes all calls to
-    the client, in turn.
+    """Publishes transactions one after the other, with records of the ledger in them. One thread makes all calls to the
+    client, in turn.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class TransactionalProducer:
         book: TopicCache,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> None:
-        """With tokens it waits for one. `on_throttled` is told for how many seconds a quota holds the producer back.
+        """With tokens this waits for one. `on_throttled` is told for how many seconds a quota holds the producer back.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
@@ -179,12 +180,12 @@ class TransactionalProducer:
         self._complaint: str | None = None
         self._extents: dict[Place, list[int]] = {}
         self._asks_of_each = False
-        self._is_alone = False  # the record that is being sent
+        self._is_alone = False  # the record being sent
         self._has_committed = False
         self._is_asked_to_commit = False
         self._refused: KafkaError | None = None
         self._offset = 0
-        self._purged = False  # whether an entry of the ledger was thrown away with a transaction that had failed
+        self._purged = False  # whether a failed transaction took an entry of the ledger with it
         self._make()
         self._worker = Worker("outbox-publish", when_idle=self._serve, interval=_SERVING_INTERVAL)
         self._worker.run(self._connect)
@@ -196,24 +197,24 @@ class TransactionalProducer:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether a commit was asked for that is not known to be acknowledged."""
+        """Whether a commit was asked for and is not known to be acknowledged."""
         return self._is_asked_to_commit or self._transaction.is_uncertain
 
     async def fence(self) -> None:
-        """End the transaction of every earlier producer of the id, and keep them from new ones. Raises KafkaError."""
+        """End the transaction of every earlier producer with the id, and keep them from new ones. Raises KafkaError."""
         await self._worker.call(self._initialise)
 
     async def renew(self) -> None:
-        """Put a new producer, of a new epoch, into the place of one that has no transaction open. Raises KafkaError."""
+        """Replace a producer that has no transaction open by one with a new epoch. Raises KafkaError."""
         await self._worker.call(self._renew)
 
     async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows in the transaction that is open, or a new one, until Kafka has them. Raises KafkaError."""
+        """Send rows in the open transaction, or in a new one, and wait until Kafka has them. Raises KafkaError."""
         return await self._worker.call(self._publish, rows)
 
     async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger, and commit; the last one's offset there. Raises KafkaError."""
-        self._is_asked_to_commit = True  # for good, when it is not waited for to the end: the call goes on
+        """Write records into the ledger, and commit. Return the last one's offset there. Raises KafkaError."""
+        self._is_asked_to_commit = True  # for good, when the caller stops waiting: the call goes on
         try:
             offset = await self._worker.call(self._commit, records)
         except KafkaError:
@@ -223,7 +224,7 @@ class TransactionalProducer:
         return offset
 
     def close(self) -> None:
-        """Give up what is open, and end. Waits for nothing."""
+        """Give up the open transaction, and end. Waits for nothing."""
         self._worker.run(self._give_up)
         self._worker.end()
 
@@ -261,7 +262,7 @@ class TransactionalProducer:
             raise self._transaction.given_up(Call.BEGIN, self._why(error.args[0])) from error
         self._transaction.succeeded(Call.BEGIN, seconds=0)
         self._asks_of_each = self._book.is_in_doubt
-        if self._has_committed:  # before that, what Kafka refuses is to show by itself
+        if self._has_committed:  # before that, a refused record must show by itself
             self._write((FIRST, None))
 
     def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
@@ -291,7 +292,7 @@ class TransactionalProducer:
                     key,
                     partition,
                     on_delivery=report,
-                    # Without names and values the record was not read whole, and this raises TypeError.
+                    # A record that was not read whole has no names and values: this raises TypeError.
                     headers=None if names == [] else list(zip(names, values)),  # type: ignore[arg-type]  # noqa: B905
                 )
             except (KafkaException, BufferError, ValueError, TypeError) as error:
@@ -306,12 +307,13 @@ class TransactionalProducer:
     def _edges(
         self, rows: Sequence[OutboxRow], partitions: Sequence[int], topics: Collection[str]
     ) -> tuple[Mapping[Place, int], list[Report | None]]:
-        """How many records go to each partition, and for each record whether Kafka is asked where it went: that is done
-        for the first and the last of a partition, and for those that may be too large.
+        """Return how many records go to each partition, and each record's report, if Kafka is asked where it went.
+
+        It is asked about the first and the last record of a partition, and about those that may be too large.
         """
         counts: Mapping[Place, int]
         places: Sequence[int | Place]
-        if len(topics) == 1:  # numbers are counted sooner than pairs
+        if len(topics) == 1:  # counting numbers is faster than pairs
             (topic,) = topics
             counts = {(topic, partition): count for partition, count in Counter(partitions).items()}
             places = partitions
@@ -327,15 +329,15 @@ class TransactionalProducer:
         return counts, reports
 
     def _large(self, rows: Sequence[OutboxRow]) -> list[int]:
-        """The places of rows that a broker may find too large."""
+        """Return the places of rows that a broker may find too large."""
         limit = self._book.smallest_max_bytes
         return [] if limit is None else [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
 
     def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
-        """What to raise for a record that the client does not take."""
+        """Return the error to raise for a record that the client does not take."""
         reason = error.args[0] if isinstance(error, KafkaException) else error
         if isinstance(reason, BrokerError) and reason.code() not in REFUSED:
-            # The transaction has failed meanwhile, for the reason that an earlier record was not delivered.
+            # The transaction has failed meanwhile, because an earlier record was not delivered.
             with contextlib.suppress(*CLIENT_ERRORS):
                 self._producer.flush(CALL_TIME)
             return self._given_up(self._why(reason, topic))
@@ -348,13 +350,13 @@ class TransactionalProducer:
         return RecordsRefusedError(text, records=[number])
 
     def _given_up(self, reason: str) -> KafkaError:
-        """The producer is of no use any more: for a record that was refused, or else for this reason."""
+        """Give up the producer. Return the error to raise: for a refused record, or else for this reason."""
         error = self._transaction.given_up(Call.PUBLISH, reason)
         self._book.is_in_doubt = True
         return self._untimely_topics() or self._refused_topics() or self._refused or error
 
     def _untimely_topics(self) -> KafkaError | None:
-        """What to raise when Kafka refused records because of their time; the book knows the topics then."""
+        """Return the error to raise when Kafka refused records because of their time. Tell the book the topics."""
         topics = sorted(self._additions.untimely)
         if self._ledger[0] in topics:  # so nothing can be set aside
             return KafkaError(f"the ledger was not written: {clocks_differ(self._ledger[0])}")
@@ -363,7 +365,7 @@ class TransactionalProducer:
         return KafkaError(clocks_differ(topics[0])) if topics else None
 
     def _refused_topics(self) -> RecordsRefusedError | None:
-        """What to raise when Kafka did not let topics of records into the transaction; the book knows them then."""
+        """Return the error to raise when Kafka kept topics out of the transaction. Tell the book the topics."""
         topics = {topic: why for topic, why in self._additions.refused.items() if topic != self._ledger[0]}
         for topic, why in topics.items():
             self._book.found_refused(topic, why)
@@ -392,19 +394,19 @@ class TransactionalProducer:
             self._producer.produce(topic, key=key, value=value, partition=partition, on_delivery=self._written)
         except KafkaException as error:
             reason = raised(error)
-            if reason.code() == BrokerError._STATE:  # the transaction has failed before, for a record of the batch
+            if reason.code() == BrokerError._STATE:  # the transaction failed before, because of a record
                 raise self._given_up(self._why(self._failure() or reason)) from error
             raise self._given_up(self._not_written(reason)) from error
         except BufferError as error:
             raise self._given_up("the client's queue is full") from error
 
     def _serve(self) -> None:
-        """Let the client call back. What it raises, the next call to it will say again."""
+        """Let the client call back. The next call to it repeats any error."""
         with contextlib.suppress(*CLIENT_ERRORS):
             self._producer.poll(0)
 
     def _flush(self) -> None:
-        """Wait until Kafka has all that was sent."""
+        """Wait until Kafka has everything that was sent."""
         deadline = time.monotonic() + self._patience
         try:
             while self._producer.flush(_FLUSH_TIME) and self._refused is None and not self._additions.refused:
@@ -416,7 +418,7 @@ class TransactionalProducer:
             raise self._given_up(str(self._refused or not_allowed("WRITE", "topic", self._ledger[0])))
 
     def _repeat(self, call: Call, function: Callable[[float], None], *, started: float | None = None) -> None:
-        """Make a call that may be made again, until its deadline. What belongs to it may have `started` before."""
+        """Make a call until it succeeds, for as long as it may be made again. Its work may have `started` before."""
         self._transaction.begins(call)
         started = time.monotonic() if started is None else started
         deadline = time.monotonic() + self._patience
@@ -482,7 +484,7 @@ class TransactionalProducer:
         return f"the ledger was not written: {self._why(error, topic)}. Check topic {topic}"
 
     def _failure(self) -> BrokerError | None:
-        """Why the transaction under way has failed, if it has: the client tells it to who begins another."""
+        """Return why the open transaction has failed, if it has: the client tells that when another is begun."""
         try:
             self._producer.begin_transaction()
         except KafkaException as error:

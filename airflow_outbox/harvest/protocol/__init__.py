@@ -1,1 +1,1 @@
-"""Decisions only: no I/O, no threads, no clock of their own. Whoever calls brings the time."""
+"""Decisions only: no I/O, no threads, no clock of their own. The caller brings the time."""

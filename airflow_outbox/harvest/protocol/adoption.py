@@ -1,4 +1,4 @@
-"""What `airflow-outbox adopt` decides, from the fence row and all that can be read of the ledger."""
+"""Decide what `airflow-outbox adopt` does, from the fence row and all that can be read of the ledger."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from airflow_outbox.values.fence import Fence, LedgerPosition
 _ADOPTIONS_A_TIMELINE = 1000
 
 _CHOSEN = 2**62
-"""Ids from here on were chosen by a writer: the sequence keeps as many."""
+"""An id from here on was chosen by a writer: the lower half is the sequence's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """The differences to accept (none: there is nothing to adopt), and what follows when they are.
+    """The differences to accept (none: there is nothing to adopt), and what follows from accepting them.
 
-    `certain` are the batches to purge in any case, `unpurged` those to purge where the operator knows that the database
-    has lost nothing. `witness` is where leaders go on,
-    `last_incarnation` the last one that the ledger knows, or that a restore may have undone (0: none).
+    - `certain`: the batches to purge in any case.
+    - `unpurged`: the batches to purge if the operator knows that the database has lost nothing.
+    - `witness`: where leaders go on.
+    - `last_incarnation`: the last one that the ledger knows, or that a restore may have undone (0: none).
     """
 
     differences: Sequence[str]
@@ -33,7 +34,7 @@ class Adopting:
 
 
 def require_own_ledger(fence: Fence, ledger: Ledger) -> None:
-    """Raise ConfigurationError where the ledger is another outbox's: no adoption ends that."""
+    """Raise ConfigurationError if the ledger is another outbox's: adopting does not help."""
     head = ledger.head
     if head is not None and head.outbox_id != fence.outbox_id:
         raise ConfigurationError(
@@ -44,9 +45,9 @@ def require_own_ledger(fence: Fence, ledger: Ledger) -> None:
 
 
 def adopting(fence: Fence, ledger: Ledger, unread: Iterable[Unread]) -> Adopting:
-    """What to accept and to do. `unread` is what no release has written. Raises ConfigurationError."""
+    """Return what to accept and to do. No release has written the `unread` records. Raises ConfigurationError."""
     require_own_ledger(fence, ledger)
-    since = fence.witness.offset if fence.witness.topic_id == ledger.topic_id else 0  # no leader reads what is before
+    since = fence.witness.offset if fence.witness.topic_id == ledger.topic_id else 0  # leaders read nothing earlier
     foreign = {offset: text for offset, text in unread if offset >= since}
     known = [entry.incarnation for entry in ledger.entries] + ([ledger.head.incarnation] if ledger.head else [])
     # A restore may have undone an adoption after which nothing was published. It began a later timeline.
@@ -61,8 +62,9 @@ def adopting(fence: Fence, ledger: Ledger, unread: Iterable[Unread]) -> Adopting
 
 
 def unpurged(fence: Fence, ledger: Ledger) -> list[Entry]:
-    """The entries of the present incarnation that are not known to be purged: what an earlier one published and left
-    behind was accepted as unpublished, and its ids may be those of other records by now.
+    """The entries of the present incarnation that are not known to be purged.
+
+    Earlier incarnations do not count: their rest was accepted as unpublished, and its ids may name other records now.
     """
     last = max(fence.incarnation, ledger.head.incarnation if ledger.head else 0)
     own = (None, fence.outbox_id)
@@ -74,8 +76,10 @@ def unpurged(fence: Fence, ledger: Ledger) -> list[Entry]:
 
 
 def _witness(fence: Fence, ledger: Ledger, foreign: Iterable[int]) -> LedgerPosition:
-    """Where the ledger is, and where leaders will read it from: its head. Without a head, or with `foreign` offsets
-    after it, which leaders could not read, it is the ledger's end, and batches are numbered from 1 again.
+    """Where leaders will read the ledger from: its head.
+
+    Without a head, or with `foreign` offsets after it, which leaders could not read, it is the ledger's end. Batches
+    are then numbered from 1 again.
     """
     head = ledger.head
     published = [last for entry in ledger.entries for _, last in entry.runs]

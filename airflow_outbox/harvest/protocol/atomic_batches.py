@@ -1,23 +1,23 @@
 """Closure: where a window may be cut into batches without splitting a source transaction (`atomic` outboxes).
 
-Transactions write at the same time, so their ids interleave, and one that is open for hours has an early and a late id.
-Rows are read in id order. What goes out of a page are the transactions of which all has been read by then. The others
-are *held back* until their last row is read, and with them every transaction that has a row behind one of theirs in a
-lane (a topic and key): what shares a lane with a transaction in the batch and comes earlier belongs to it or before it.
-All other lanes go on. The end of a window lets all of it go, for a transaction's records lie in one window.
+Transactions write at the same time, so their ids interleave. One that is open for hours has an early and a late id.
+Rows are read in id order. After a page, the transactions that have been read whole go out. The others are *held back*
+until their last row is read. A transaction with a row behind one of theirs in a lane (a topic and key) is held back
+too: earlier rows of a lane go out in the same batch or before it. All other lanes go on. The end of a window releases
+everything, since a transaction's records lie in one window.
 
-What is held back takes memory, so it is bounded. Where many records wait behind a short transaction that ends late,
-it is *set aside*: it is parked, row by row as it is read, over as many batches as it takes, with what comes behind it.
-When all of it is parked, it is published from there. What is not going to be published anyhow, for it is too large or
-condemned for another reason, is set aside from its first row on. Whoever retries such a transaction waits until all of
-it is parked, and a successor parks the rest of it.
+Holding back takes memory, so it is bounded. If many records wait behind a short transaction that ends late, that
+transaction is *set aside*: it is parked row by row as it is read, over as many batches as it takes, with the records
+behind it. Once all of it is parked, it is published from there. A transaction that will not be published (it is too
+large, or condemned for another reason) is set aside from its first row on. A retry of it waits until all of it is
+parked; a successor parks the rest.
 
-Where it is long transactions that are too much to be held back, they *stream*: they are sent while the rest of them is
-read, in one batch, which may end where all of its transactions do. What is read meanwhile joins it, or is held back.
+Long transactions that are too much to hold back *stream*: they are sent in one batch while the rest of them is read.
+The batch may end where all of its transactions do. Rows read meanwhile join it or are held back.
 
 Invariants:
 
-- Between two places where a batch may end lie whole transactions, but for those that are set aside.
+- Between two places where a batch may end lie whole transactions, except those that are set aside.
 - The rows of a lane go out in the order in which they were read.
 - At most the bound is held back after a page, twice that where a stream ends; nothing is after the window's last.
 """
@@ -40,8 +40,9 @@ _SET_ASIDE_AT_ONCE = 10  # transactions after a page, at most
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What goes out after a page: rows in id order, whether a batch may end with them, and the transactions of these
-    rows of which more is to come: `streaming` ones, which the batch has to wait for, and those `set_aside`.
+    """The rows that go out after a page, in id order, and whether a batch may end with them.
+
+    More rows are to come of the `streaming` transactions, which the batch has to wait for, and of those `set_aside`.
     """
 
     rows: Sequence[OutboxRow]
@@ -53,7 +54,7 @@ class Taken:
 class Closure:
     """Takes the pages of windows, in turn. It holds back at most `max_held_records` of at most `max_held_bytes`.
 
-    `condemned` are transactions that are not going to be published, beside those that are too large.
+    `condemned` transactions will not be published, nor will those that are too large.
     """
 
     def __init__(
@@ -67,19 +68,19 @@ class Closure:
         self._max_transaction_records = max_transaction_records
         self._max_held = max_held_records, max_held_bytes
         self._condemned = condemned
-        self.lengths: dict[int, Length] = {}  # of the transactions of the last page, and of those that are not whole
+        self.lengths: dict[int, Length] = {}  # of the last page's transactions, and of those not read whole
         self.held: Sequence[OutboxRow] = ()
         self._streaming: Mapping[int, Length] = {}
-        self._spread: dict[int, Refusal] = {}  # transactions that are set aside for what waits behind them
+        self._spread: dict[int, Refusal] = {}  # set aside because of the records behind them
         self._reached: int | None = None  # the last id of the window that was read
 
     @property
     def is_streaming(self) -> bool:
-        """Whether a batch is under way that can't end with what has been read."""
+        """Whether a batch is under way that can't end with the rows read so far."""
         return bool(self._streaming)
 
     def unknown(self, rows: Sequence[OutboxRow]) -> set[int]:
-        """The transactions of these rows whose lengths are not known yet. Lengths that nobody needs are forgotten."""
+        """The transactions of these rows whose lengths are not known yet. Forgets lengths that are not needed."""
         reached, held = self._reached, transactions(self.held)
         self.lengths = {
             number: length
@@ -94,7 +95,7 @@ class Closure:
         self.lengths.update(lengths)
 
     def refused(self, transaction_ids: Iterable[int]) -> dict[int, Refusal]:
-        """Those of these transactions that are not published now, for their length or for what waits behind them."""
+        """The refusals of these transactions, by id: too large, or too many records wait behind one."""
         refused = {
             transaction_id: too_large(transaction_id, length, self._max_transaction_records)
             for transaction_id in transaction_ids
@@ -106,8 +107,9 @@ class Closure:
         return refused
 
     def take(self, page: Sequence[OutboxRow], *, complete: bool) -> Taken:
-        """What goes out now that a page has been read, whose transactions' lengths are known. `complete` tells that it
-        is the window's last.
+        """Return the rows that go out after a page. The lengths of its transactions are known.
+
+        `complete`: it is the window's last page.
         """
         rows = [*self.held, *page] if self.held else page
         if complete or not page:
@@ -126,14 +128,15 @@ class Closure:
         return Taken(rows, not self._streaming, self._streaming, set_aside)
 
     def _waiting(self, rows: Sequence[OutboxRow], unfinished: set[int], *, goes_on: bool) -> tuple[set[int], set[int]]:
-        """The transactions to hold back because of unfinished ones, and those of these that are to stream instead; some
-        may be set aside. `goes_on`: so does the batch that streams.
+        """The transactions to hold back because of unfinished ones, and the unfinished ones to stream instead.
+
+        May set some aside. `goes_on`: the batch that streams goes on.
         """
         most_records, most_bytes = self._max_held
         if not self._streaming:
             if any(self.lengths[number].records > most_records for number in unfinished):
-                return set(), unfinished  # at once, for it can't be held back
-        elif not goes_on:  # the batch under way ends here, rather than take in what begins in this page
+                return set(), unfinished  # at once: it can't be held back
+        elif not goes_on:  # the batch under way ends here and does not take in what begins in this page
             waiting = behind(rows, unfinished)
             held = [row for row in rows if row[TRANSACTION_ID] in waiting]
             fits = len(held) <= 2 * most_records and total_size(held) <= 2 * most_bytes
@@ -160,13 +163,14 @@ class Closure:
 
 
 def transactions(rows: Iterable[OutboxRow]) -> set[int]:
-    """The transactions of these rows, which were read with them."""
+    """The ids of these rows' transactions; they were read with the rows."""
     return cast("set[int]", set(map(_transaction, rows)))
 
 
 def behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
-    """The transactions that have to wait with those that are `waiting`: these, and all that have a row behind one of
-    theirs in a lane, and so on. The rows are in order.
+    """The `waiting` transactions and all that wait with them: each has a row behind one of theirs in a lane, and so on.
+
+    The rows are in order.
     """
     if not _is_any_behind(rows, waiting):
         return set(waiting)
@@ -194,7 +198,7 @@ def behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
 
 
 def _is_any_behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> bool:
-    """Whether a row of another transaction is. Writers that lock their keys see to it that none is."""
+    """Whether a row of another transaction is behind one in its lane. Writers that lock their keys prevent that."""
     closed: set[Lane] = set()
     for row in rows:
         if row[TRANSACTION_ID] in waiting:
@@ -205,7 +209,7 @@ def _is_any_behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> bool:
 
 
 def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, Length]:
-    """The lengths that those of the wanted transactions have by these rows."""
+    """The lengths of the wanted transactions among these rows, counted in these rows."""
     lengths: dict[int, Length] = {}
     for row in rows:
         transaction_id = row[TRANSACTION_ID]
@@ -234,7 +238,7 @@ def spread(transaction_id: int, first_id: int, length: Length) -> Refusal:
 
 
 def too_spread(transaction_id: int, length: Length, *, others: int, most: int) -> Refusal:
-    """Why a transaction is not published that is too long to be held back, among too many others."""
+    """Why a transaction is not published: it is too long to be held back, among too many others."""
     return Refusal(
         Cause.TOO_LARGE,
         f"transaction {transaction_id} has {length.records} records, more than are held in memory, and {others} others "
@@ -244,7 +248,7 @@ def too_spread(transaction_id: int, length: Length, *, others: int, most: int) -
 
 
 def too_slow(transaction_id: int, length: Length, *, seconds: float) -> Refusal:
-    """Why a transaction is not published that takes too long."""
+    """Why a transaction that takes too long is not published."""
     return Refusal(
         Cause.TOO_LARGE,
         f"transaction {transaction_id} has {length.records} records and was not published within {seconds:g} s, twice. "

@@ -1,13 +1,17 @@
 """Parking in `atomic` outboxes: a source transaction with a refused record waits whole, and so do later ones that share
 a lane with it.
 
-A transaction is *condemned* when one of its records is refused, or it is too large; when one of its records comes, in
-its lane, after one that waits or that is condemned; or when it is condemned already. What is condemned waits, all of
-it. So a transaction of which a part has been sent already (it is longer than a page) can't be condemned any more within
-this Kafka transaction: then the term ends, and the next one knows from the beginning.
+A transaction is *condemned* when
 
-What is known to be condemned from the beginning is set aside as it is read, over as many batches as it takes. Its first
-record has the reason. A term that finds a part of a transaction in the parked table parks the rest of it.
+- one of its records is refused, or it is too large;
+- one of its records comes, in its lane, after one that waits or is condemned;
+- it is condemned already.
+
+A condemned transaction waits whole. If a part of it has been sent already (it is longer than a page), it can't be
+condemned within this Kafka transaction: the term ends, and the next one knows from the beginning.
+
+A transaction known to be condemned from the beginning is set aside as it is read, over as many batches as it takes.
+Its first record has the reason. A term that finds a part of a transaction in the parked table parks the rest of it.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ class WholeTransactions:
         self._named = set(parked_in_part)  # set aside, and the reason is on record
         self.condemned_before = frozenset([*parked_in_part, *caution.condemned_transactions])
         self.may_be_free = False
-        """Whether something is set aside in this Kafka transaction that perhaps nothing holds any more."""
+        """Whether this Kafka transaction sets something aside that perhaps nothing holds any more."""
 
     def begin(self) -> None:
         """A Kafka transaction begins."""
@@ -64,7 +68,7 @@ class WholeTransactions:
 
     @property
     def no_longer_slow(self) -> frozenset[int]:
-        """The transactions that took too long the last time, and were sent in this Kafka transaction."""
+        """The transactions that took too long the last time and were sent in this Kafka transaction."""
         return frozenset(self._caution.slow_transactions & self._sent)
 
     def divert(
@@ -75,9 +79,9 @@ class WholeTransactions:
         refused: Mapping[int, Refusal],
         set_aside: Collection[int],
     ) -> Diversion[OutboxRow]:
-        """Divide rows of the outbox. Of their transactions some are `refused`; of those `set_aside` more is to come.
+        """Divide rows of the outbox. Some of their transactions are `refused`; those `set_aside` have more to come.
 
-        Raises RecordsRefusedError when a transaction is condemned of which a part has been sent.
+        Raises RecordsRefusedError when a transaction is condemned after a part of it was sent.
         """
         here = transactions(rows)
         before = here & self.condemned_before
@@ -99,8 +103,10 @@ class WholeTransactions:
     def require_end(
         self, streaming: Mapping[int, Length], *, records: int, seconds: float, most_seconds: float
     ) -> None:
-        """A Kafka transaction of so many records goes on, which has been open for so long, because these transactions
-        do. Beyond the bounds the longest of them is condemned, so that the others fit: raises RecordsRefusedError.
+        """Check a Kafka transaction that stays open for `streaming` ones: its `records`, and its age in `seconds`.
+
+        Beyond the bounds, condemn the longest of them, so that the others fit, and raise RecordsRefusedError. The first
+        time that it takes too long, raise PublishError instead.
         """
         if not streaming:
             return
@@ -125,11 +131,11 @@ class WholeTransactions:
     def due(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
     ) -> Retry[OutboxRow]:
-        """Of parked rows, from the first one on: the transactions that can be published now, and the refused records.
+        """Return which transactions of these parked rows can be published now, and the refused records.
 
-        `lengths` are of the transactions as they are parked, that may be tried; others wait, and those that another
-        view has published. Of the last ones rows may be missing: they wait, too, and stay due, for they were not tried
-        whole.
+        The rows are parked ones from the first on. `lengths` are those of the transactions that may be tried, as they
+        are parked. Others wait, as do those that another view has published. Rows of the last transactions may be
+        missing: these wait too, and stay due, since they were not tried whole.
         """
         counts: dict[int, int] = {}
         for row in rows:
@@ -182,8 +188,7 @@ def divide(
 
 
 def closed_prefix(rows: Sequence[OutboxRow], *, most: int) -> int:
-    """How many rows make the longest prefix of at most `most` that splits no transaction; the shortest if there is
-    none.
+    """The length of the longest prefix of at most `most` rows that splits no transaction; the shortest if none is.
 
     The rows themselves split none.
     """
@@ -203,7 +208,7 @@ def closed_prefix(rows: Sequence[OutboxRow], *, most: int) -> int:
 def _first_rows(
     rows: Sequence[OutboxRow], wanted: Collection[int], refusals: Mapping[int, Refusal]
 ) -> dict[int, Refusal]:
-    """The refusals of these transactions, as those of the first record of each."""
+    """The refusals of these transactions, each under its first record's id."""
     found: dict[int, Refusal] = {}
     left = set(wanted)
     for row in rows if left else ():

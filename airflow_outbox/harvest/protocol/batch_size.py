@@ -1,9 +1,13 @@
-"""How much goes into a batch, by how fast Kafka takes it: a batch is to be sent within seconds, far from the time at
-which Kafka gives a transaction up, also where a quota or a slow broker lets little through.
+"""How much goes into a batch, by how fast Kafka takes it.
 
-A process begins with small batches. A batch that was sent in less than half of the time that it may take lets the next
-ones be twice as large; one that took longer than that time makes them smaller in proportion, and one that could not be
-sent at all makes them a quarter of it. So no size is tried for ever in vain.
+A batch should be sent within seconds, long before Kafka gives its transaction up. This holds also when a quota or a
+slow broker lets little through.
+
+A process begins with small batches. Each batch sets the size of the next ones:
+
+- sent in less than half of the time that it may take: twice as large;
+- sent in more than that time: smaller in proportion;
+- not sent at all within that time: a quarter of it. So no size that fails is tried for ever.
 """
 
 from __future__ import annotations
@@ -15,10 +19,10 @@ _DIVIDED_BY = 4
 
 
 class Pace:
-    """Bytes of key and value that a batch may have; it lasts as long as the process."""
+    """The bytes of key and value that a batch may have. Lasts as long as the process."""
 
     def __init__(self, *, longest: float) -> None:
-        """`longest` is how many seconds the sending of a batch is to take at most."""
+        """`longest`: sending a batch should take at most so many seconds."""
         self._longest = longest
         self.max_bytes = _FIRST
 

@@ -1,4 +1,4 @@
-"""What goes through a term: pieces, which have been read, and batches, each of which is one Kafka transaction."""
+"""The units of work of a term: pieces, which have been read, and batches, each of which is one Kafka transaction."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NOTHING_SEEN = Snapshot(1, 1)
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that go on together, whether a batch may end with them, and transactions in them that are not published, or
-    of which more is to come (`protocol.closure`).
+    """Rows that go on together, and whether a batch may end with them.
+
+    Some of their transactions may not be published, or have more rows to come (`protocol.atomic_batches`).
     """
 
     rows: Sequence[OutboxRow]
@@ -42,11 +43,12 @@ class Piece:
 
 @dataclass(slots=True)
 class Batch:
-    """What one Kafka transaction holds: the outbox's batch of this number, the term's commit of that `commit`.
+    """The contents of one Kafka transaction: batch `number` of the outbox, commit number `commit` of the term.
 
-    `size` is how many bytes of key and value were read for it. `witness` is what holds once it is committed and
-    settled; `condemned` are source transactions that it parks whole, `no_longer_slow` those in it that took too long
-    before.
+    - `size`: how many bytes of key and value were read for it.
+    - `witness`: what holds once it is committed and settled.
+    - `condemned`: source transactions that it parks whole.
+    - `no_longer_slow`: source transactions in it that took too long before.
     """
 
     number: int
@@ -68,7 +70,7 @@ class Batch:
     is_settled: bool = False
 
     def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
-        """A piece belongs to the batch, divided like that."""
+        """Add a piece, divided like that, to the batch."""
         self.ids += [row[0] for row in diversion.published]
         self.parked.refused |= diversion.refused
         self.parked.waiting += diversion.waiting
@@ -78,7 +80,7 @@ class Batch:
         self.size += piece.bytes
 
     def add(self, extents: Iterable[Extent]) -> None:
-        """Records were published."""
+        """Add published records."""
         for extent in extents:
             self.topics[extent.topic] += extent.count
             place = extent.topic, extent.partition
@@ -87,7 +89,7 @@ class Batch:
 
     @property
     def read(self) -> int:
-        """Records that were read of the outbox."""
+        """How many records were read from the outbox."""
         return len(self.ids) + len(self.parked.refused) + len(self.parked.waiting)
 
     @property
@@ -95,7 +97,7 @@ class Batch:
         return self.read + len(self.unparked)
 
     def highest_id(self, last_drawn: int) -> int:
-        """The highest id, without those that were not drawn from the sequence, which is at `last_drawn`."""
+        """The highest id that was drawn from the sequence, which is at `last_drawn`."""
         groups = self.ids, self.parked.refused, self.parked.waiting
         highest = max((max(ids) for ids in groups if ids), default=0)
         return (
@@ -105,7 +107,7 @@ class Batch:
         )
 
     def entry(self, *, view: UUID, fence: Fence) -> Entry:
-        """What the ledger is to say of it."""
+        """The batch's entry in the ledger."""
         return Entry(
             batch=self.number,
             view=view,

@@ -1,11 +1,12 @@
 """Fast NELI: who leads, decided from what a Kafka consumer group says and from heartbeats that come back.
 
 The members of an outbox are consumers of one group on a topic. The group coordinator gives a partition to at most one
-member: its owner, who leads the shards that belong to that partition (shard modulo partitions). Ownership alone could
-be out of date (a member that is cut off learns of a rebalance last), so the owner also sends heartbeats to its
-partition and reads them back: proof that it reaches the cluster and still reads that partition. The protocol descends
-from goharvest's (NELI, 'non-exclusive leader induction'). What is new here is the state FENCED, that only heartbeats
-sent after a step-down count for leading again, and that the group has to confirm it.
+member. This owner leads the shards that belong to that partition (shard modulo partitions). Ownership alone could be
+out of date: a member that is cut off learns of a rebalance last. So the owner also sends heartbeats to its partition
+and reads them back, which proves that it reaches the cluster and still reads that partition.
+
+The protocol descends from goharvest's (NELI, 'non-exclusive leader induction'). Three things are new: the state FENCED,
+only heartbeats sent after a step-down count for leading again, and the group has to confirm it.
 
 States of one member for one partition::
 
@@ -21,14 +22,15 @@ Invariants:
 
 - LEADER or FENCED implies owner of the partition, as far as this member knows.
 - A member that leads has read back a heartbeat that it sent, as this owner, no longer ago than `heartbeat_timeout`, or
-  became the owner no longer ago than that. Measured from when it was *sent*: one that travelled long proves little.
+  became the owner no longer ago than that. The time counts from when it was *sent*: a slow heartbeat proves little.
 - A member that stepped down without losing the partition leads again only on a heartbeat that it sent after stepping
-  down, and after the coordinator, asked since then, has confirmed that it is still a member of the present generation.
-  So a process that was stopped does not lead on what it had sent before; and of two members that both believe to own
-  the partition only one can come back, so that they do not fence each other in turn.
+  down. The coordinator, asked since then, must also confirm that it is still a member of the present generation. So a
+  process that was stopped does not lead on its old heartbeats. And if two members both believe that they own the
+  partition, only one can come back: they do not fence each other in turn.
 
-None of this makes leadership exclusive: clocks and pauses can always make two members believe. It makes it *likely*
-exclusive; the fences (the fence row in Postgres, and the producer's epoch in Kafka) make its effects exclusive.
+None of this makes leadership exclusive: clocks and pauses can always make two members believe that they lead. It makes
+leadership *likely* exclusive; the fences (the fence row in Postgres, the producer's epoch in Kafka) make its effects
+exclusive.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _NEVER = float("-inf")
 
 
 class Standing(StrEnum):
-    """What a member is for a partition, and so for its shards."""
+    """A member's role for a partition, and so for its shards."""
 
     STANDBY = "standby"
     LEADER = "leading"
@@ -65,7 +67,7 @@ Change = Lead | StandBy
 class Candidate:
     """One member's part in the election for one partition.
 
-    Times are in seconds on any one monotonic clock of the caller's.
+    Times are in seconds on a monotonic clock of the caller's.
     """
 
     def __init__(self, heartbeat_timeout: float) -> None:
@@ -90,12 +92,12 @@ class Candidate:
         return StandBy(reason) if was is Standing.LEADER else None
 
     def heartbeat_read(self, sent_at: float) -> None:
-        """A heartbeat came back that this member sent at `sent_at`."""
+        """This member's heartbeat of `sent_at` came back."""
         if self.is_owner:
             self._proven_at = max(self._proven_at, sent_at)
 
     def wants_confirmation(self, now: float) -> bool:
-        """Whether to ask the group if this member is still the owner: it would lead again if so."""
+        """Whether to ask the group if this member is still the owner; if so, it would lead again."""
         return (
             self.is_owner
             and self.standing is not Standing.LEADER
@@ -104,13 +106,13 @@ class Candidate:
         )
 
     def confirmed(self, asked_at: float, now: float) -> Change | None:
-        """The group has confirmed that this member is of its present generation; it was asked at `asked_at`."""
+        """The group, asked at `asked_at`, has confirmed that this member belongs to its present generation."""
         if self.wants_confirmation(now) and asked_at > self._stepped_down_at:
             return self._lead()
         return None
 
     def passed(self, now: float) -> Change | None:
-        """Time passed. To be called at least as often as heartbeats are sent."""
+        """Time passed. Call this at least as often as heartbeats are sent."""
         if self.standing is Standing.LEADER and now - self._proven_at > self._heartbeat_timeout:
             self.standing = Standing.STANDBY
             self._stepped_down_at = now
@@ -118,7 +120,7 @@ class Candidate:
         return None
 
     def fenced(self, now: float) -> None:
-        """The fence named another view: the term is over, without a word to the group."""
+        """The fence named another view: the term is over. The group is not told."""
         if self.standing is Standing.LEADER:
             self.standing = Standing.FENCED
         self._stepped_down_at = now

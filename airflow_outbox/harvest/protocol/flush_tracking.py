@@ -1,10 +1,13 @@
-"""Flush tracking: how far everything is out, so that writers can know that their transactions are.
+"""Flush tracking: how far everything is out, so that writers can know whether their transactions are.
 
-Of each shard two numbers are kept: how many records were *sent* (read, and on their way to Kafka), and how many of them
-are *flushed* (committed there, or parked: decided either way), on every cluster; the least of the clusters is at hand.
-Batches are flushed in the order in which they were sent, so the numbers say which records are out.
+Each shard keeps two numbers:
 
-A window ends where no record of its transactions is left to send. Once all that was sent by then is flushed, the
+- how many records were *sent*: read, and on their way to Kafka;
+- how many of them are *flushed* on every cluster: committed there, or parked. The lowest count of the clusters is used.
+
+Batches are flushed in the order in which they were sent, so the numbers tell which records are out.
+
+A window ends where no record of its transactions is left to send. Once all records sent by then are flushed, the
 window's snapshot is the *watermark*: every transaction that it sees is out, whole.
 
     window ends ──► remembered, with the number of records sent ──► that many are flushed ──► watermark
@@ -12,10 +15,11 @@ window's snapshot is the *watermark*: every transaction that it sees is out, who
 Invariants, within an incarnation:
 
 - the watermark is a window's snapshot, so it moves at the bounds of transactions only; empty windows move it, too;
-- it never goes back: a snapshot that does not see all that the watermark sees is passed over. So a new term, which
-  starts over with the whole table, goes on from what the last one left in the fence row;
-- what the fence row is told goes together, as of the last batch that was purged; and the records a topic that it counts
-  as published are those of whole transactions, so it counts to the last batch that ended where a window did.
+- it never goes back: a snapshot that does not see all that the watermark sees is skipped. So a new term, which starts
+  over with the whole table, goes on from the watermark that the last one left in the fence row;
+- all values for the fence row are as of the last batch that was purged;
+- the counts of published records by topic hold whole transactions only: they end with the last batch that ended where
+  a window did.
 """
 
 from __future__ import annotations
@@ -30,28 +34,28 @@ PRIMARY = "primary"
 
 
 class FlushTracking:
-    """What one term knows of one shard. `flushed` is what earlier terms have left, and `batch` their last batch."""
+    """One term's numbers for one shard. Earlier terms have left `flushed`; `batch` is their last batch."""
 
     def __init__(self, flushed: Flushed, *, batch: int = 0, clusters: Collection[str] = (PRIMARY,)) -> None:
         self.watermark = flushed.watermark
         self.last_sent = 0
         self._last_flushed = dict.fromkeys(clusters, 0)
         self._last_purged = 0
-        self._ended: deque[tuple[int, Snapshot]] = deque()  # windows, by what was sent at their end, not flushed yet
+        self._ended: deque[tuple[int, Snapshot]] = deque()  # windows by the count sent at their end, not flushed yet
         self._reached: deque[tuple[int, Snapshot]] = deque()  # watermarks that are not purged
         self._topics = Counter(flushed.topics) + Counter(flushed.uncovered)
-        # Batches that are purged and may hold parts of a transaction, with the count of records after each.
+        # Purged batches that may hold parts of a transaction, with the count of records after each.
         self._purged = deque([(0, batch, dict(self._topics))])
         self._account = flushed
 
     @property
     def last_flushed(self) -> int:
-        """How many of the records that were sent are flushed on every cluster."""
+        """How many of the sent records are flushed on every cluster."""
         return min(self._last_flushed.values())
 
     @property
     def account(self) -> Flushed:
-        """What the fence row is to say: as of the last batch that was purged."""
+        """The values for the fence row, as of the last batch that was purged."""
         return self._account
 
     def send(self, records: int) -> None:
@@ -59,7 +63,7 @@ class FlushTracking:
         self.last_sent += records
 
     def end_window(self, snapshot: Snapshot) -> None:
-        """All that the present window holds was sent; `snapshot` is what it is within."""
+        """All of the present window was sent; it is within `snapshot`."""
         if self._ended and self._ended[-1][0] == self.last_sent:
             self._ended.pop()  # an empty window: its snapshot stands for both
         self._ended.append((self.last_sent, snapshot))
@@ -71,7 +75,7 @@ class FlushTracking:
         self._advance()
 
     def purge(self, batch: int, records: int, topics: Mapping[str, int]) -> None:
-        """The next batch, of so many records, is deleted from the outbox; so many of each topic were published."""
+        """The next batch, of so many records, is deleted from the outbox; `topics` counts the published ones."""
         self._topics.update(topics)
         self._last_purged += records
         self._purged.append((self._last_purged, batch, dict(self._topics)))

@@ -1,20 +1,19 @@
-"""What is in flight, and in which order the records of a key go out: at most one at a time (mark-purge/reset, as
-goharvest defines it).
+"""The records in flight. Records of a key go out one at a time (mark-purge/reset, as goharvest defines it).
 
 A record is *admitted* when it has been marked, *sent* when the log has it, *settled* when the log has reported on it,
 and *forgotten* when it has been purged. Records of one topic and key form a queue in id order; the next is sent only
-when the one before has been delivered. After a failure nothing more is sent: what was never sent is given up, what was
-sent settles, and the records that are left in the outbox are marked again under a new view.
+when the one before has been delivered. After a failure nothing more is sent: unsent records are given up, sent ones
+settle, and the records that are left in the outbox are marked again under a new view.
 
 Invariants:
 
 - No two records of one topic and key are sent and unsettled at the same time, and they are sent in the order of
   admission.
 - A record is counted against the bounds from its admission until it is forgotten or given up.
-- After the first failure `send` is never asked of the caller again.
+- After the first failure the caller is never asked to `send` again.
 
-That one record a key is in an uncertain state is what keeps order without waiting for whole batches: the worst that a
-failure or a change of leaders brings about is that record once more.
+Only one record of a key is ever uncertain. That keeps order without waiting for whole batches: at worst, a failure or
+a change of leaders sends that record once more.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ class InFlight:
 
     @property
     def room(self) -> tuple[int, int]:
-        """How many more records and bytes may be marked now; either at zero or below means none."""
+        """How many more records and bytes may be marked now; none if either is zero or below."""
         return self._max_records - self.records, self._max_bytes - self.bytes
 
     def holds(self, lane: Lane) -> bool:
-        """Whether records of a lane are sent, or wait to be, and it is not known what becomes of them."""
+        """Whether records of a lane are sent, or wait to be, with an unknown outcome."""
         return lane in self._waiting
 
     def admit(self, records: Iterable[MarkedRecord]) -> list[MarkedRecord]:
-        """Take newly marked records, in id order. Returns those whose key has nothing in flight."""
+        """Take newly marked records, in id order. Return those whose key has nothing in flight."""
         ready: list[MarkedRecord] = []
         for record in records:
             self.records += 1
@@ -68,7 +67,7 @@ class InFlight:
         return ready
 
     def delivered(self, record: MarkedRecord) -> MarkedRecord | None:
-        """A record was delivered. Returns the next of its key, if any."""
+        """A record was delivered. Return the next of its key, if any."""
         self.unsettled -= 1
         lane = (record.topic, record.key)
         queue = self._waiting[lane]
@@ -81,13 +80,13 @@ class InFlight:
         return queue.popleft()
 
     def undeliverable(self, record: MarkedRecord) -> None:
-        """A record was not delivered, or it is not known whether it was. Nothing more goes out in this term."""
+        """A record was not, or perhaps not, delivered. Nothing more goes out in this term."""
         self.unsettled -= 1
         self._give_up([record])
         self.stop()
 
     def stop(self) -> None:
-        """Send nothing more: what waits for its key is given up, what has been sent still settles."""
+        """Send nothing more: give up the records that wait for their key. Sent ones still settle."""
         self.failed = True
         for queue in self._waiting.values():
             self._give_up(queue)

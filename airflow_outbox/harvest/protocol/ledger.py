@@ -1,24 +1,24 @@
-"""The ledger: a compacted Kafka topic, a partition a shard, that tells which batches are committed on its cluster.
+"""The ledger: a compacted Kafka topic, one partition a shard. It tells which batches are committed on its cluster.
 
 An entry is written in the same Kafka transaction as the batch that it describes, so it is there exactly when the batch
 is. Its keys:
 
-- `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went; and which
-  records were parked, with the reason, or published from among the parked ones. What is too much for one record of
+- `batch/<number>/<chunk>`: the exact ids of the batch's records, in published order, and where they went. Also the
+  records that were parked, with the reason, or published from the parked table. An entry too large for one record of
   the ledger (scattered ids, many partitions, many reasons) takes several chunks.
   They are deleted (a null value) once Postgres has witnessed that the batch is purged.
-- `first`, the first record of a transaction, without a value: Kafka adds the ledger's partition to the transaction
-  while the batch is on its way, and not when the rest waits for it. A producer's first transaction has none.
+- `first`, the first record of a transaction, without a value. It lets Kafka add the ledger's partition to the
+  transaction while the batch is on its way, not when the rest waits for it. A producer's first transaction has none.
 - `head`, the last record of each transaction: the last batch, the last one *witnessed*, the highest id that was ever
   published, and the batches whose entries are still to be deleted.
 
 *Witnessed* means that Postgres has durably recorded, in the fence row, that the batch and all before it are purged.
-The ledger says so only afterwards. Therefore, as long as both tell of one history:
+The ledger says so only afterwards. Therefore, while both belong to one history:
 
     head.witnessed  ≤  fence row's witness  ≤  head.batch
 
-and all batches above the fence row's witness still have their entries. A database that was restored to an earlier time,
-or a ledger that was lost, shortened or exchanged, breaks the order; see `recovery`.
+and all batches above the fence row's witness still have their entries. Restoring the database to an earlier time
+breaks this order, as does losing, shortening or exchanging the ledger; see `recovery`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FIRST = "first"
 HEAD = "head"
 FORMAT = 2
 READ_FORMATS = (1, 2)
-"""Format 1, of the releases before, does not say whose an entry is."""
-# With the snapshot, of which every chunk has a copy, less than the 1,000,000 that Kafka's client takes by default.
+"""Format 1, of earlier releases, does not name an entry's owner."""
+# With the snapshot, copied into every chunk, less than the 1,000,000 that Kafka's client takes by default.
 _CHUNK_BYTES = 700_000
 _RUN_BYTES = 44
 _EXTENT_BYTES = 90  # beside the topic's name
@@ -53,7 +53,7 @@ LedgerRecord = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a batch's records of one partition are: offsets of the first and the last, and how many."""
+    """Where a batch's records of one partition are: first and last offset, and how many."""
 
     topic: str
     partition: int
@@ -62,13 +62,13 @@ class Extent:
     count: int
 
     def followed_by(self, later: Self) -> Extent:
-        """The extent of both."""
+        """Return the extent of both."""
         return replace(self, last=later.last, count=self.count + later.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Records that were set aside for one reason; without a cause, because they come after another in their lane."""
+    """Records that were set aside for one reason. Without a cause, they come after another in their lane."""
 
     cause: str | None
     reason: str | None
@@ -79,10 +79,9 @@ class Parked:
 class Entry:
     """A committed batch.
 
-    Its *identity* is the outbox's id, incarnation, shard, view and number; an earlier release has not written the
-    outbox's id and the shard (None). `runs` are the ids of its records in published order: first and last of each run
-    of consecutive ids. `parked` are records that were set aside instead, `unparked` ids of records that were published
-    from the parked table.
+    Its *identity* is the outbox's id, incarnation, shard, view and number. Earlier releases did not write the outbox's
+    id and the shard (None). `runs` are the ids of its records in published order: first and last of each run of
+    consecutive ids. `parked` records were set aside instead; `unparked` ones were published from the parked table.
     """
 
     batch: int
@@ -101,7 +100,7 @@ class Entry:
         return expanded(self.runs)
 
     def topics(self) -> Counter[str]:
-        """How many records of each topic are in the batch."""
+        """The number of records by topic."""
         counts: Counter[str] = Counter()
         for extent in self.extents:
             counts[extent.topic] += extent.count
@@ -139,8 +138,8 @@ class Entry:
 class Head:
     """How far the ledger is: see the module's description.
 
-    `beats` is how often leaders had written the fence row by then, `kept` are the entries that stand: number and
-    chunks.
+    `beats` counts how often leaders had written the fence row by then. `kept` are the entries not yet deleted: number
+    and chunks.
     """
 
     outbox_id: UUID
@@ -158,13 +157,13 @@ class Head:
 
 
 Unread = tuple[int, str]
-"""The offset of something in the ledger that no release has written, and what is wrong with it."""
+"""The offset of a ledger record that no release has written, and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a ledger says: its topic's id, the offset of its end, its head (None: there is none) and where that is, and
-    the entries that were read, by number.
+    """The contents of a ledger: its topic's id, the offset of its end, its head (None: there is none) with its offset,
+    and the entries that were read, by number.
     """
 
     topic_id: str
@@ -182,10 +181,10 @@ class Ledger:
         records: Iterable[tuple[int, str, str | None]],
         unread: list[Unread] | None = None,
     ) -> Self:
-        """Make sense of committed records (offset, key, value), oldest first.
+        """Parse committed records (offset, key, value), oldest first.
 
-        Raises HistoryError for what no release has written, unless `unread` takes it; SchemaVersionError for what a
-        later one has.
+        Raises SchemaVersionError for a record of a later release, and HistoryError for one that no release has
+        written, unless `unread` takes it.
         """
         latest: dict[str, tuple[int, str | None]] = {key: (offset, value) for offset, key, value in records}
         head_offset, value = latest.pop(HEAD, (0, None))
@@ -212,7 +211,7 @@ def chunk_key(batch: int, chunk: int) -> str:
 
 
 def runs(ids: Sequence[int]) -> tuple[Run, ...]:
-    """Ids as first and last of each run of consecutive ones. Exact: nothing between two runs is meant."""
+    """Return ids as first and last of each run of consecutive ones. Exact: no id between two runs belongs to them."""
     if ids and ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[-1] + 1)):
         return ((ids[0], ids[-1]),)
     return tuple(_runs(ids))
@@ -225,7 +224,7 @@ def expanded(runs: Iterable[Run]) -> list[int]:
 
 @dataclass(slots=True)
 class _Chunk:
-    """What one record of an entry holds, and for how many bytes more there is room."""
+    """The contents of one record of an entry, and the bytes left in it."""
 
     runs: list[Run] = field(default_factory=list)
     unparked: list[Run] = field(default_factory=list)
@@ -235,7 +234,7 @@ class _Chunk:
 
 
 def _chunked(entry: Entry) -> list[_Chunk]:
-    """An entry in chunks; at least one. A part that is larger than a chunk has one for itself."""
+    """Divide an entry into chunks, at least one. A part that is larger than a chunk has one for itself."""
     chunks = [_Chunk()]
 
     def chunk_for(size: int) -> _Chunk:
@@ -320,7 +319,7 @@ def _head(values: dict[str, Any]) -> Head:
 
 @contextmanager
 def _noted(unread: list[Unread] | None, offset: int) -> Iterator[None]:
-    """What no release has written is an error, or is noted."""
+    """Raise HistoryError for a record that no release has written, or note it in `unread`."""
     try:
         try:
             yield

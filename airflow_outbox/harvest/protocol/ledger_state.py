@@ -1,4 +1,4 @@
-"""What a term remembers of the ledger, and what it writes next into it (`protocol.ledger`)."""
+"""A term's memory of the ledger, and the records that it writes next (`protocol.ledger`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from airflow_outbox.values.fence import Fence, LedgerPosition
 
 
 class LedgerState:
-    """One term's. `published` is what holds when all that is committed is settled in Postgres, `settled` what holds
-    now, and `witnessed` what Postgres has durably recorded of it.
+    """One term's positions in the ledger.
+
+    - `published`: when all that is committed is settled in Postgres.
+    - `settled`: now.
+    - `witnessed`: as Postgres has durably recorded it.
     """
 
     def __init__(self, view: UUID, fence: Fence, recovery: Recovery) -> None:
@@ -28,7 +31,7 @@ class LedgerState:
         return self.published.batch + 1
 
     def records(self, entry: Entry, *, highest_id: int) -> list[LedgerRecord]:
-        """What to write with a batch: its entry, the deletion of entries that are witnessed, and the head."""
+        """The records to write with a batch: its entry, the deletion of witnessed entries, and the head."""
         records = entry.records()
         gone = [kept for kept in self._kept.items() if kept[0] <= self.witnessed.batch]
         self._keeping = {**self._kept, entry.batch: len(records)}
@@ -48,7 +51,7 @@ class LedgerState:
         return [*records, head.record()]
 
     def committed(self, entry: Entry, *, offset: int, highest_id: int) -> LedgerPosition:
-        """The records are committed, the last one at this offset; what holds once the batch is settled."""
+        """The records are committed, the last one at this offset. Return the position once the batch is settled."""
         self._kept = self._keeping
         highest_id = max(highest_id, self.published.highest_id)
         self.published = replace(self.published, batch=entry.batch, offset=offset, highest_id=highest_id)

@@ -1,29 +1,31 @@
-"""Parking: a record that can't be published is set aside, and with it the later records of its topic and key; all
-others go on.
+"""Parking: a record that can't be published is set aside with the later records of its topic and key. Others go on.
 
-A *lane* is a topic and key. A *refusal* is why a record can't go out, and whether that can pass by itself. The refused
-record and what follows it in its lane *wait* in the parked table, in id order, until the queue of the lane is empty:
+A *lane* is a topic and key. A *refusal* says why a record can't go out, and whether that can pass by itself. The
+refused record and those that follow it in its lane *wait* in the parked table, in id order, until the lane's queue is
+empty:
 
     FLOWING ──refused──► PARKED: every later record of the lane is diverted ──the last one published or discarded──►
     FLOWING
                            ▲     │ retry: publish from the head of the queue
                            └─────┘ refused again
 
-A refusal of the topic (it is not there, may not be written to, or finds the harvester's clock wrong) parks the topic:
+A refusal of the topic (it does not exist, may not be written to, or finds the harvester's clock wrong) parks the topic:
 all its lanes, without a new refusal for each.
 
 Invariants:
 
-- A record is diverted when its lane is parked, or its topic is, or it is refused itself; never one that comes before
-  such a record in its lane.
-- A lane is parked as long as the count of its waiting records is above zero. Waiting records are counted from their
-  diversion, before the parked table holds them, to their publication or discarding.
+- A record is diverted when its lane or its topic is parked, or it is refused itself. A record that comes before such a
+  record in its lane never is.
+- A lane is parked as long as it has waiting records. They count from their diversion, before the parked table holds
+  them, until they are published or discarded.
 - The queue of a lane is published from its head, and stops at the first record that is refused again.
-- The head of a queue has a cause, for which it waits until it is tried again or somebody asks; or another record stands
-  for its topic, or (of whole transactions) holds its own; or it is due. When something that held others goes, what
-  nothing holds any more is *released*, that is made due: once all that was diverted by then is in the parked table.
+- The head of a queue is in one of three states: *blocked* by its own cause, until it is tried again or somebody asks;
+  *represented* by another record that stands for its topic or (in whole transactions) holds its own; or *due*.
+- When a record that held others goes, those that nothing holds any more are *released*, that is made due, once all that
+  was diverted by then is in the parked table.
 
-What was diverted is written into the batch's ledger entry before it is moved, so that a successor completes the move.
+Diverted records are written into the batch's ledger entry before they are moved, so that a successor completes the
+move.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.values.pages import Length
 from airflow_outbox.values.records import Lane
 
-_PORTIONS = 100  # into which suspects are divided: each is waited for, some milliseconds
+_PORTIONS = 100  # into which suspects are divided; waiting for each takes some milliseconds
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
@@ -73,7 +75,7 @@ class Cause(StrEnum):
 
     @property
     def can_pass(self) -> bool:
-        """Whether it may pass without anybody correcting the record."""
+        """Whether it may pass without a correction of the record."""
         return self in (
             Cause.UNKNOWN_TOPIC,
             Cause.NOT_AUTHORIZED,
@@ -87,7 +89,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a record can't be published; `reason` names no record, so that many can share it."""
+    """The cause why a record can't be published. `reason` names no record, so that many can share it."""
 
     cause: Cause
     reason: str
@@ -95,19 +97,19 @@ class Refusal:
 
 @dataclass(slots=True)
 class Diversion(Generic[Row]):
-    """What becomes of rows: published, refused, or waiting behind a refused one."""
+    """The fates of rows: published, refused, or waiting behind a refused one."""
 
     published: Sequence[Row] = ()
     refused: dict[int, Refusal] = field(default_factory=dict)  # by id
     waiting: list[int] = field(default_factory=list)
-    topics: Counter[str] = field(default_factory=Counter)  # of what is set aside
+    topics: Counter[str] = field(default_factory=Counter)  # of rows that are set aside
 
     def __bool__(self) -> bool:
         """Whether anything is set aside."""
         return bool(self.refused or self.waiting)
 
     def groups(self) -> tuple[Parked, ...]:
-        """What is set aside, by reason."""
+        """The rows that are set aside, by reason."""
         reasons: dict[Refusal, list[int]] = {}
         for identity, refusal in self.refused.items():
             reasons.setdefault(refusal, []).append(identity)
@@ -118,7 +120,7 @@ class Diversion(Generic[Row]):
 
 
 def stand_for_topics(rows: Iterable[Row], refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
-    """The refusals of rows, in their order; of those that are of a topic the first one stands for all of the topic."""
+    """The refusals of rows, in their order. When a topic is refused, its first row stands for all of it."""
     found: dict[int, Refusal] = {}
     topics: set[str] = set()
     for row in rows if refusals else ():
@@ -130,14 +132,16 @@ def stand_for_topics(rows: Iterable[Row], refusals: Mapping[int, Refusal]) -> di
 
 
 def passed(rows: Iterable[tuple[Any, ...]], refused: Mapping[int, Refusal]) -> set[str]:
-    """The topics of rows that were refused for a reason of their own."""
+    """The topics with a row that was refused for a reason of its own."""
     return {row[1] for row in rows if row[0] in refused and not refused[row[0]].cause.is_of_the_topic}
 
 
 @dataclass(frozen=True, slots=True)
 class Retry(Generic[Row]):
-    """What becomes of parked rows that were due: published, refused again, or waiting for those that are. Topics of
-    which one was refused for a reason of its own have `passed`. `is_early` tells that one is not parked whole yet.
+    """The fates of parked rows that were due: published, refused again, or (`others`) waiting behind a refused one.
+
+    A topic has `passed` if a row of it was refused for a reason of its own. `is_early`: a transaction is not parked
+    whole yet.
     """
 
     published: Sequence[Row]
@@ -155,7 +159,7 @@ class ParkedLanes:
         self._topics = set(topics)
 
     def __len__(self) -> int:
-        """How many records wait."""
+        """The number of waiting records."""
         return self._waiting.total()
 
     def divert(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
@@ -181,7 +185,7 @@ class ParkedLanes:
         return lane in self._waiting or lane[0] in self._topics
 
     def wait(self, rows: Iterable[tuple[Any, ...]], refusals: Mapping[int, Refusal]) -> None:
-        """These records are diverted."""
+        """Count diverted records."""
         for row in rows:
             self._waiting[row[1], row[2]] += 1
             if row[0] in refusals and refusals[row[0]].cause.is_of_the_topic:
@@ -190,21 +194,21 @@ class ParkedLanes:
     def gone(self, lanes: Iterable[Lane]) -> None:
         """Waiting records were published or discarded: their lanes, once for each.
 
-        Their topics are parked no more, for either they take records, or what they were parked for may be gone: the
-        next record will tell.
+        Their topics are no longer parked. Either they take records, or the reason for parking may be gone: the next
+        record will tell.
         """
         lanes = list(lanes)
         self._leave(lanes)
         self.admit({topic for topic, _ in lanes})
 
     def admit(self, topics: Collection[str]) -> bool:
-        """These topics are parked no more, only lanes of theirs are. Whether one of them was."""
+        """Unpark these topics, but not their lanes. Return whether one of them was parked."""
         before = len(self._topics)
         self._topics -= set(topics)
         return len(self._topics) < before
 
     def divert_again(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
-        """Divide rows that were diverted just now: what they had to wait for may be gone meanwhile."""
+        """Divide rows that were diverted just now: the records that they waited for may be gone."""
         self._leave((row[1], row[2]) for row in rows)
         return self.divert(rows, refusals)
 
@@ -216,16 +220,16 @@ class ParkedLanes:
 
 
 class Caution:
-    """Finds the records that Kafka refuses for a reason that no look at them shows; it lasts as long as the process.
+    """Finds the records that Kafka refuses although examining them shows no reason. Lasts as long as the process.
 
-    Each failure ends a term, and each narrows. The records that were sent together when Kafka refused are *suspects*:
-    the next time they are sent in portions, each of which Kafka has to take before the next one goes out. So the next
-    failure is that of a portion, whose records are then sent in smaller ones. A portion of one record that is refused
+    Each failure ends a term and narrows the search. The records that were sent together when Kafka refused are
+    *suspects*. Next time they are sent in portions, and Kafka has to take each before the next one goes out. So the
+    next failure is that of a portion, whose records are then sent in smaller ones. A refused portion of one record
     *condemns* that record: it is parked. A record is a suspect until it is committed or parked.
 
-    A retry of parked records may need several terms, too, and a record that one of them has found may be tried again by
-    the next, for a record before it in its lane still waits for its retry. So what is condemned stays so until the
-    retry *ends*: when all the rest of it is published, or nothing is to be retried any more.
+    A retry of parked records may need several terms, too. One term may find a record refused, and the next try it
+    again, since a record before it in its lane still waits for its retry. So a condemned record stays condemned until
+    the retry *ends*: all the rest of it is published, or nothing is left to retry.
     """
 
     def __init__(self) -> None:
@@ -235,18 +239,18 @@ class Caution:
         self._believed: dict[bool, set[int]] = {False: set(), True: set()}
         self.slow_transactions: set[int] = set()  # those that took too long the last time
         self._portions: dict[bool, dict[int, int]] = {False: {}, True: {}}  # suspects, and how many to send together
-        self._refused_again: set[int] = set()  # parked records that this retry has found refused, which is on record
+        self._refused_again: set[int] = set()  # parked records that this retry has found refused; on record
 
     @property
     def is_careful(self) -> bool:
-        """Whether there are suspects, which are to be sent so that the one that is refused shows."""
+        """Whether there are suspects: they are sent so that the refused one shows."""
         return any(self._portions.values())
 
     def failed(self, ids: Sequence[int], reason: str, *, certain: bool, explained: bool, parked: bool) -> None:
         """These records, of the outbox or `parked` ones, were sent together and refused.
 
-        `certain`: each of them is the reason. `explained`: the next examination of the records will tell which of them
-        are. That is believed once of each record.
+        `certain`: each of them is the reason. `explained`: the next examination of the records will tell which ones
+        are. That is believed once for each record.
         """
         if explained and self._believed[parked].isdisjoint(ids):
             self._believed[parked].update(ids)
@@ -256,7 +260,7 @@ class Caution:
             self._portions[parked].update(dict.fromkeys(ids, -(-len(ids) // _PORTIONS)))
 
     def portions(self, rows: Sequence[Row], *, parked: bool) -> Iterator[Sequence[Row]]:
-        """Rows, in their order, as they are to be sent: suspects apart from others, and never too many together."""
+        """Divide rows, in order, into portions to send: suspects apart from others, never too many together."""
         if not (sizes := self._portions[parked]) or not rows:
             if rows:
                 yield rows
@@ -271,31 +275,31 @@ class Caution:
         yield rows[first:]
 
     def settled(self, ids: Iterable[int], *, parked: bool) -> None:
-        """Kafka has taken these records after all."""
+        """Kafka has taken these records: they are no longer suspects."""
         if self._believed[parked] or self._portions[parked]:
             for identity in ids:
                 self._believed[parked].discard(identity)
                 self._portions[parked].pop(identity, None)
 
     def on_record(self, condemned: Iterable[int], no_longer_slow: Iterable[int]) -> None:
-        """A batch is committed that parks these source transactions, or holds these."""
+        """A committed batch parks the `condemned` source transactions, and publishes those `no_longer_slow`."""
         for transaction_id in condemned:
             self.condemned_transactions.pop(transaction_id, None)
         self.slow_transactions.difference_update(no_longer_slow)
 
     def forget(self, ids: Iterable[int], *, parked: bool) -> None:
-        """These were found refused, and that is on record."""
+        """Forget records that were found refused: that is on record."""
         ids = list(ids)
         for identity in ids:
             self.condemned[parked].pop(identity, None)
         self.settled(ids, parked=parked)
 
     def refused_again(self, numbers: Iterable[int]) -> None:
-        """A retry found these parked records refused, and that is on record. It goes on without them."""
+        """A retry found these parked records refused; that is on record. The retry goes on without them."""
         self._refused_again.update(numbers)
 
     def end_retry(self) -> None:
-        """The next retry tries every record again."""
+        """End the retry: the next one tries every record again."""
         self.forget(self._refused_again, parked=True)
         self._refused_again.clear()
 
@@ -321,12 +325,13 @@ class SingleRecords:
         refused: Mapping[int, Refusal],
         set_aside: Collection[int],
     ) -> Diversion[Row]:
-        """Divide rows of the outbox. (No transaction is `refused` or `set_aside`: that is said of whole ones.)"""
+        """Divide rows of the outbox. `refused` and `set_aside` are empty: they are for whole transactions."""
         return self._parked.divert(rows, refusals)
 
     def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:
-        """Of parked rows, queues of lanes in order: what can be published now, and the refused heads; of a topic that
-        is refused as such, the first one stands for all.
+        """Return which parked rows, queues of lanes in order, can be published now, and the refused heads.
+
+        When a topic is refused, its first row stands for all of it.
         """
         published: list[Row] = []
         stopped: set[Lane | str] = set()

@@ -1,4 +1,4 @@
-"""The Kafka transaction of one producer: its states, and what an error in each of them means.
+"""The Kafka transaction of one producer: its states, and the meaning of an error in each.
 
     UNFENCED ──fence──► READY ──begin──► OPEN ──commit──► COMMITTING ──acknowledged──► READY, or DOUBTFUL
         │                 │               │                   │
@@ -6,36 +6,38 @@
 
 - UNFENCED: earlier producers may still be at work. Nothing can be sent.
 - READY: no transaction is open, and every earlier producer of the same transactional id is fenced.
-- OPEN: records are being sent. Nothing of it is visible, and nothing will be unless this producer commits.
+- OPEN: records are being sent. None is visible, and none will be unless this producer commits.
 - COMMITTING: the commit was asked for.
 - DOUBTFUL: the transaction is committed, but a request of it may have been sent twice. The producer begins no other.
-- ABANDONED: the producer is given up. What was open is aborted when a successor fences it, or when it times out.
-- UNCERTAIN: the producer is given up, and whether its transaction is committed only the ledger can tell.
+- ABANDONED: the producer is given up. Its open transaction is aborted when a successor fences it, or by time-out.
+- UNCERTAIN: the producer is given up. Only the ledger can tell whether its transaction is committed.
 
-A producer that is given up is never called again. It is not asked to abort either: an abort before the broker's first
-acknowledgement can end in a fatal error, and calls after a fatal error can hang for ever; fencing, which the next view
-does anyway, has the same effect. Of what the client says of an error (retriable, abortable, fatal) only *retriable* is
-acted on, by calling again until a deadline. *Abortable* is not believed of a commit: one that has timed out may say so,
-and be committed all the same.
+A producer that is given up is never called again, not even to abort. An abort before the broker's first acknowledgement
+can end in a fatal error, and calls after a fatal error can hang for ever. Fencing, which the next view does anyway, has
+the same effect. The client calls an error retriable, abortable or fatal. The producer acts only on *retriable*, by
+calling again until a deadline. *Abortable* is not believed of a commit: one that timed out may say so and still be
+committed.
 
-**Requests that come twice.** When a connection breaks, the client sends a request again by itself, under the same
-epoch, and tells nobody. The first copy may still be on its way. A late EndTxn that arrives in the *next* transaction of
-the same epoch commits what has been produced of that one so far, without its entry in the ledger (KAFKA-17754). So a
-producer whose transaction may have sent a request twice is DOUBTFUL: it is replaced by another of the same
-transactional id, and initialising that one raises the epoch. The broker refuses every request of an older epoch.
+**Requests that come twice.** When a connection breaks, the client silently sends a request again under the same epoch.
+The first copy may still be on its way. If it is an EndTxn that arrives in the *next* transaction of the same epoch, it
+commits what that one has produced so far, without its entry in the ledger (KAFKA-17754). So a producer whose
+transaction may have sent a request twice is DOUBTFUL. It is replaced by another of the same transactional id, and
+initialising that one raises the epoch. The broker refuses every request of an older epoch.
 
-A call that took longer than the client waits before it repeats a request may have sent one twice. This can't miss a
-second EndTxn: the client repeats it only by way of its queue of retries, and nothing leaves that queue before
+A call may have sent a request twice if it took longer than the client waits before a repetition. This can't miss a
+second EndTxn: the client repeats it only through its queue of retries, and nothing leaves that queue before
 `retry.backoff.ms`, less a fifth for jitter, or `retry.backoff.max.ms` (`smallest_gap`; librdkafka 2.16,
-`rd_kafka_broker_buf_retry`). A call is timed from before it is made until after it has returned, so a process that was
-stopped meanwhile counts the stop as well. No request outlives its call: records are flushed, and so acknowledged,
-before `publish` returns.
+`rd_kafka_broker_buf_retry`). A call is timed from before it is made until after it has returned, so the time in which
+the process was stopped counts as well. No request outlives its call: records are flushed, and so acknowledged, before
+`publish` returns.
 
-Of the other requests, late copies are harmless. A Produce is told from its first copy by its sequence number.
-AddPartitionsToTxn, which the client may send again as soon as it has connected again, adds a partition to a transaction
-that commits it with the others, or opens one without records, which the coordinator ends when its time is up: it holds
-no reader back, and costs a term at most. InitProducerId raises the epoch whenever it comes: it fences, and so ends a
-term, but commits nothing.
+Late copies of the other requests are harmless:
+
+- Produce: its sequence number tells it from its first copy.
+- AddPartitionsToTxn: the client may send it again as soon as it has reconnected. It adds a partition to a transaction
+  that commits it with the others. Or it opens one without records, which the coordinator ends when its time is up; that
+  holds no reader back and costs at most a term.
+- InitProducerId: it raises the epoch whenever it comes. It fences, and so ends a term, but commits nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class State(StrEnum):
 
 
 class Call(StrEnum):
-    """What the producer is asked for."""
+    """The calls of a producer."""
 
     FENCE = "fence"
     BEGIN = "begin"
@@ -80,7 +82,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What a client says of an error. A time-out of ours is retriable: the same call may be made again."""
+    """A client's report of an error. A time-out of ours is retriable: the same call may be made again."""
 
     text: str
     retriable: bool = False
@@ -93,15 +95,15 @@ JITTER = 0.2
 
 
 def smallest_gap(settings: Mapping[str, Any]) -> float:
-    """After how many seconds, at the earliest, a client of these settings sends an EndTxn again by itself."""
+    """The seconds after which, at the earliest, a client of these settings sends an EndTxn again by itself."""
     backoff, most = float(settings["retry.backoff.ms"]), float(settings["retry.backoff.max.ms"])
     return min(backoff * (1 - JITTER), most) / 1000
 
 
 class Transaction:
-    """The state of one producer. It decides; whoever holds the producer acts.
+    """The state of one producer. It decides; the holder of the producer acts.
 
-    `gap` is how many seconds pass before the client sends a request again: `smallest_gap`.
+    The client sends a request again after `gap` seconds at the earliest: `smallest_gap`.
     """
 
     def __init__(self, *, gap: float) -> None:
@@ -115,12 +117,12 @@ class Transaction:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether a commit was asked for that is not known to be acknowledged."""
+        """Whether a commit was asked for and is not known to be acknowledged."""
         return self.state in (State.COMMITTING, State.UNCERTAIN)
 
     @property
     def needs_epoch(self) -> bool:
-        """Whether the producer is to be replaced by one of a new epoch before the next transaction."""
+        """Whether one of a new epoch must replace the producer before the next transaction."""
         return self.state is State.DOUBTFUL
 
     def begins(self, call: Call) -> None:
@@ -131,24 +133,24 @@ class Transaction:
         self.state = under_way
 
     def succeeded(self, call: Call, *, seconds: float) -> None:
-        """A call has done what it was asked for, after so many seconds."""
+        """A call has succeeded after so many seconds."""
         self._is_doubtful |= call is not Call.FENCE and seconds >= self._gap
         self.state = _ALLOWED[call][2]
         if call is Call.COMMIT and self._is_doubtful:
             self.state = State.DOUBTFUL
 
     def failed(self, call: Call, complaint: Complaint, *, in_time: bool) -> bool:
-        """Whether to make the same call again; `in_time` tells whether its deadline allows that.
+        """Return whether to make the same call again. `in_time`: its deadline allows that.
 
-        If not, the producer is given up, and what is to be raised is raised: UncertainCommitError for a commit,
-        PublishError for a record, else KafkaError.
+        If not, give the producer up and raise UncertainCommitError for a commit, PublishError for a record, else
+        KafkaError.
         """
         if complaint.retriable and not complaint.fatal and in_time:
             return True
         raise self.given_up(call, complaint.text)
 
     def given_up(self, call: Call, reason: str) -> KafkaError:
-        """The producer is of no use any more; the error to raise."""
+        """Give the producer up. Return the error to raise."""
         if call is Call.COMMIT:
             self.state = State.UNCERTAIN
             return UncertainCommitError(

@@ -1,41 +1,40 @@
-"""Recovery: what a new leader concludes from the fence row and the ledger before it reads its first record.
+"""Recovery: a new leader compares the fence row with the ledger before it reads its first record.
 
-Either both tell of one history; then the leader completes what is committed (it purges the batches of which Postgres
-has not witnessed the purge) and goes on with the next batch. Or they do not; then nothing may be purged or published
-until an operator has looked, because an id, and even a transaction id, may name another record than it did then:
-HistoryError, which says what differs.
+If both belong to one history, the leader completes what is committed (it purges the batches whose purge Postgres has
+not witnessed) and goes on with the next batch. If not, an id, and even a transaction id, may name another record than
+it did then. So nothing may be purged or published until an operator has looked: HistoryError says what differs.
 
-What Postgres alone can tell is looked at twice: before any producer is fenced (`require_history`), and again with the
-ledger. So is what a glimpse of the ledger tells (`require_no_rival`): a copy of the database that is known for one
-never disturbs the original.
+Facts that Postgres alone can tell are checked twice: before any producer is fenced (`require_history`), and again with
+the ledger. So is a glimpse of the ledger (`require_no_rival`). A database that is known to be a copy never disturbs the
+original.
 
-What is compared:
+These are compared:
 
 - the *history*: the database's system identifier, timeline and oid, and the outbox's table oid, against those that the
-  first leader of this incarnation found. A promotion changes the timeline, a table made anew its oid, a copy within the
-  same cluster (`CREATE DATABASE … TEMPLATE`) the database's;
+  first leader of this incarnation found. A promotion changes the timeline. A new table changes the table's oid. A copy
+  within the same cluster (`CREATE DATABASE … TEMPLATE`) changes the database's;
 - the sequence of the ids against the highest id ever published, and the transaction ids of the records against the
   database's own: TRUNCATE … RESTART IDENTITY, setval, rows loaded from another database's dump;
-- how often leaders have said in the fence row that they are alive (its *beats*, one a second) against what the ledger
-  says of it: a restore brings back a row with fewer. Only who has compared them may add to them: a leader that takes
-  over, and fails before it could compare, must not make up for what a restore took away;
-- the *witness* that the fence row holds against the ledger: a restore brings back a fence row that knows less than the
-  ledger says it did; a ledger that is lost, shortened or exchanged knows less than the fence row, or has another id.
-- whose the entries are that are not witnessed. A term begins when all that the ledger holds by then is purged and
-  witnessed, and every older producer is fenced. So only the last view that began can have published anything after the
-  witness, and the fence row names it. An entry of another view is that of another database: a copy's leader may hold
-  the ledger and the producer for a moment, and its ids name other records.
+- how often leaders have said in the fence row that they are alive (its *beats*, one a second) against the ledger's
+  count: a restore brings back a row with fewer. Only a leader that has compared them may add to them. One that takes
+  over and fails before it could compare must not make up for beats that a restore took away;
+- the *witness* in the fence row against the ledger. A restored fence row knows less than the ledger says it did. A
+  ledger that is lost, shortened or exchanged knows less than the fence row, or has another id;
+- the owners of entries that are not witnessed. A term begins when all that the ledger holds is purged and witnessed,
+  and every older producer is fenced. So only the last view that began can have published anything after the witness,
+  and the fence row names it. An entry of another view belongs to another database: a copy's leader may hold the ledger
+  and the producer for a moment, and its ids name other records.
 
-A difference that was found once is kept in the fence row (`halted`): ids and transaction ids that were set back grow
-on, and the next look might find them beyond what was published. Only an operator ends that.
+A difference, once found, stays in the fence row (`halted`) until an operator ends it. Ids and transaction ids that were
+set back keep growing, so the next look might find them beyond what was published.
 
-A leader looks at each page, too, before it publishes anything of it (`require_page`). So no record of another table
-gets into the ledger, and no batch holds records from before and after a TRUNCATE: its ids and its snapshot would name
-records that were not read.
+A leader also checks each page before it publishes any of it (`require_page`). So no record of another table gets into
+the ledger. And no batch holds records from before and after a TRUNCATE: its ids and its snapshot would name records
+that were not read.
 
-`airflow-outbox adopt` raises the incarnation after an operator has accepted a difference. It sets the witness to where
-the ledger is then, so that no entry of an older incarnation purges anything. Before that it purges what is published
-beyond doubt (`of_present_records`), as when ids were set back between a batch's commit and its purge.
+`airflow-outbox adopt` raises the incarnation after an operator has accepted a difference. It sets the witness to the
+ledger's position at that time, so that no entry of an older incarnation purges anything. Before that it purges the
+batches that are published beyond doubt (`of_present_records`), as when ids were set back between commit and purge.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ def _set_back(last_drawn: int, highest_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What to complete, and where to go on.
+    """The batches to complete, and where to go on.
 
-    `witness` is what holds once the `unpurged` batches, which are committed, are purged too. `kept` are the entries of
-    the ledger that stand, with their chunks.
+    `witness` holds once the `unpurged` batches, which are committed, are purged too. `kept` are the ledger's entries
+    that are not yet deleted, with their chunks.
     """
 
     witness: LedgerPosition
@@ -74,7 +73,7 @@ class Recovery:
 
 
 def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
-    """Raise HistoryError when the table was exchanged, or its ids set back, since the take-over."""
+    """Raise HistoryError if the table was exchanged, or its ids set back, since the take-over."""
     if pulse.table_oid != fence.present.table_oid:
         raise HistoryError(_MADE_ANEW)
     if pulse.last_drawn < highest_id:
@@ -82,9 +81,10 @@ def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
 
 
 def require_page(fence: Fence, page: Page, *, file_number: int | None) -> int:
-    """Raise when the table was exchanged before the page was read: its records are not to be published with earlier
-    ones. HistoryError when it is another table; PostgresError when it was truncated or rewritten, for the next view
-    finds out which: it compares the ids. `file_number` is that of the term's first page; what it is from now on.
+    """Raise if the table was exchanged before the page was read, so that its records do not go out with earlier ones.
+
+    Raises HistoryError if it is another table. Raises PostgresError if it was truncated or rewritten: the next view
+    compares the ids and finds out which. `file_number` is that of the term's first page. Return the present one.
     """
     if page.table_oid != fence.present.table_oid:
         raise HistoryError(_MADE_ANEW)
@@ -94,27 +94,26 @@ def require_page(fence: Fence, page: Page, *, file_number: int | None) -> int:
 
 
 def require_history(fence: Fence) -> None:
-    """Raise HistoryError for what Postgres alone can tell. To be called before any producer is fenced."""
+    """Raise HistoryError for a difference that Postgres alone can tell. Call it before fencing any producer."""
     for difference in differences_of_databases(fence):
         raise HistoryError(difference)
 
 
 def require_no_rival(fence: Fence, ledger: Ledger) -> None:
-    """Raise HistoryError for what a glimpse of the ledger tells before any producer is fenced: that another database
-    has written it, or this one in a later state. It may end in the midst of what is committed, and is no more than what
-    was there before the fence row was read.
+    """Raise HistoryError if, by a glimpse, another database wrote the ledger, or this one in a later state.
+
+    Call it before fencing any producer. The glimpse is older than the fence row, and may end amid committed records.
     """
     for difference in _differences_of_rivals(fence, ledger):
         raise HistoryError(difference)
 
 
 def require_given_up(fence: Fence, unfenced: Collection[str], *, own_views: Collection[UUID]) -> None:
-    """Raise KafkaError unless nothing can be published any more by the producers of ids that could not be fenced,
-    because their last transaction has not ended.
+    """Raise KafkaError if a producer could not be fenced and may still publish: its last transaction has not ended.
 
-    Was that one committed, its producer may begin another as soon as it has ended, whatever the fence row says by then.
-    A producer that was given up does not. Those of this process were, if the last view that began was one of its own;
-    those of others were, if the fence row says so.
+    If that transaction was committed, its producer may begin another as soon as it has ended, regardless of the fence
+    row. A producer that was given up does not. This process has given its own up if the last view that began was one
+    of its own. The fence row tells which others were given up.
     """
     waiting = sorted({*unfenced} - fence.given_up)
     if waiting and fence.begun_view not in own_views:
@@ -125,7 +124,7 @@ def require_given_up(fence: Fence, unfenced: Collection[str], *, own_views: Coll
 
 
 def recover(fence: Fence, ledger: Ledger) -> Recovery:
-    """What to complete, and where to go on. Raises HistoryError."""
+    """Return the batches to complete, and where to go on. Raises HistoryError."""
     for difference in differences(fence, ledger):
         raise HistoryError(difference)
     head, witness = ledger.head, fence.witness
@@ -135,7 +134,7 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
         witness=LedgerPosition(
             ledger.topic_id, head.batch, ledger.head_offset, max(witness.highest_id, head.highest_id)
         ),
-        # One after the head is what a cut left of a batch: nothing has compared it.
+        # An entry after the head is left over from a batch that was cut: nothing has compared it.
         unpurged=tuple(entry for entry in ledger.entries if witness.batch < entry.batch <= head.batch),
         kept=head.kept,
     )
@@ -144,9 +143,12 @@ def recover(fence: Fence, ledger: Ledger) -> Recovery:
 def of_present_records(fence: Fence, ledger: Ledger) -> Iterator[Entry]:
     """The entries that are not known to be purged, and name records of the present table beyond doubt.
 
-    The database is the one that the entry's view harvested, it has lost nothing that the ledger knows of, and has still
-    the same table. Its transaction ids go on, then, whatever became of the ids: a record with one of the entry's ids,
-    of a transaction that the entry's snapshot sees, is the one that was published.
+    - The database is the one that the entry's view harvested.
+    - It has lost nothing that the ledger knows of.
+    - It still has the same table.
+
+    So its transaction ids went on, even if its ids did not. A record with one of the entry's ids, whose transaction the
+    entry's snapshot sees, is the one that was published.
     """
     head = ledger.head
     if head is None or fence.recorded != fence.present or any(_differences_ahead(fence, head)):
@@ -158,7 +160,7 @@ def of_present_records(fence: Fence, ledger: Ledger) -> Iterator[Entry]:
 
 
 def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
-    """Why database and ledger do not tell of one history, in words; nothing when they do."""
+    """The reasons, in words, why database and ledger do not belong to one history; none if they do."""
     yield from differences_of_databases(fence)
     if fence.halted is not None:
         return
@@ -178,7 +180,7 @@ def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
 
 
 def differences_of_databases(fence: Fence) -> Iterator[str]:
-    """What Postgres alone can tell of another history, in words; nothing when it can't."""
+    """The signs of another history, in words, that Postgres alone can tell; none if there are none."""
     recorded, present, witness = fence.recorded, fence.present, fence.witness
     if fence.halted is not None:
         yield fence.halted
@@ -217,7 +219,7 @@ def _differences_of_rivals(fence: Fence, ledger: Ledger) -> Iterator[str]:
 
 
 def _differences_ahead(fence: Fence, head: Head) -> Iterator[str]:
-    """What a head knows that the database it was written for knows, too, at the latest by then."""
+    """The differences by which the ledger's head is ahead of the database; none in the one that it was written for."""
     witness = fence.witness
     if head.outbox_id != fence.outbox_id:
         yield f"the ledger is that of outbox {head.outbox_id}"

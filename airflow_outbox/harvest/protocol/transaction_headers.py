@@ -1,8 +1,7 @@
-"""Headers that tell consumers which source transaction a record is part of, for consumers that put transactions
-together again: across topics, or from a copy of a topic that forgot where Kafka's transactions ended.
+"""Headers that name a record's source transaction, for consumers that put transactions together again.
 
-The place of a record is counted from 1 in id order, over all topics; a transaction is whole when `total` places are
-seen.
+They may do so across topics, or from a copy of a topic that lost where Kafka's transactions ended. A record's place
+counts from 1 in id order, over all topics. A transaction is whole when `total` places are seen.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from airflow_outbox.values.pages import Length, OutboxRow
 
 @dataclass(frozen=True, slots=True)
 class StampNames:
-    """What the headers are called; None leaves one out."""
+    """The names of the headers; None leaves one out."""
 
     outbox_id: str | None = None
     transaction_id: str | None = None
@@ -36,7 +35,7 @@ class Stamps:
         self._placed: dict[int, int] = {}
 
     def stamped(self, rows: Sequence[OutboxRow], lengths: Mapping[int, Length]) -> list[OutboxRow]:
-        """The rows with the headers behind their own."""
+        """Return the rows with the headers behind their own."""
         return [self._stamped(row, lengths) for row in rows]
 
     def _stamped(self, row: OutboxRow, lengths: Mapping[int, Length]) -> OutboxRow:

@@ -1,22 +1,22 @@
-"""Several transactional producers take turns, and prove of each other's commits that they are readable.
+"""Several transactional producers take turns, and prove that each other's commits are readable.
 
 A commit is *decided* when Kafka acknowledges it: from then on nothing undoes it. It is *readable* when its markers are
-written into every partition that it touched, which comes later, partition by partition, and without a bound while a
-partition's leader is away. Only then a consumer that reads committed gets past it. (Open transactions of other
+written into every partition that it touched. That comes later, partition by partition, and without a bound while a
+partition's leader is away. Only then does a consumer that reads committed get past it. (Open transactions of other
 applications in the same partition may still hold such a consumer back.)
 
 Transactions are numbered from 1 and begun in turn, number n by producer (n - 1) mod count. They are committed in the
-order of their numbers, one at a time; while one is committed, later ones may be begun and filled.
+order of their numbers, one at a time. While one is committed, later ones may be begun and filled.
 
 A commit is known to be readable when one of these has happened:
 
 - Kafka has taken a record of the next transaction of the same producer: the coordinator adds no partition to it before
   all markers of the last one are written. In a busy stream this covers every commit without a request;
 - the producer was initialised again: the coordinator answers that after the markers, too;
-- the *stable offset* of each partition is past the commit's last record there, which has to be asked for.
+- the *stable offset* of each partition is past the commit's last record there. This has to be asked for.
 
-Invariants: `readable` never falls, and never exceeds the number of commits that were acknowledged; a commit that is
-readable does not count before all commits before it are.
+Invariants: `readable` never falls, and never exceeds the number of acknowledged commits. A readable commit counts only
+once all commits before it are readable.
 
 Source: Kafka's KIP-98, "transaction coordinator" and "last stable offset".
 """
@@ -45,7 +45,7 @@ class Turns:
 
     @property
     def waiting(self) -> Mapping[Place, int]:
-        """How far the stable offsets have to get: the last offset of the commits that are not known to be readable."""
+        """The offsets that the stable offsets have to pass: the last ones of commits not known to be readable."""
         waiting: dict[Place, int] = {}
         for ends in self._unproven.values():
             waiting.update({place: max(end, waiting.get(place, end)) for place, end in ends.items()})
@@ -53,7 +53,7 @@ class Turns:
 
     @property
     def begun(self) -> int:
-        """The number of the transaction that was begun last."""
+        """The number of the last transaction that was begun."""
         return self._begun
 
     def turn(self, number: int) -> int:
@@ -61,7 +61,7 @@ class Turns:
         return (number - 1) % self._producers
 
     def begin(self) -> int:
-        """A transaction begins; whose turn it is."""
+        """Begin a transaction. Return whose turn it is."""
         self._begun += 1
         return self.turn(self._begun)
 
@@ -70,7 +70,7 @@ class Turns:
         self._unproven.pop(number - self._producers, None)
 
     def committed(self, ends: Mapping[Place, int]) -> None:
-        """Kafka has acknowledged the next commit; the last offset of its records in each partition."""
+        """Kafka has acknowledged the next commit. `ends`: its last offset in each partition."""
         self._committed += 1
         if ends:  # else there is nothing to read
             self._unproven[self._committed] = ends

@@ -1,11 +1,11 @@
-"""Windows: what is read of the outbox, each committed record once and none forgotten, with nothing written to mark it.
+"""Windows: a term reads each committed record of the outbox once and forgets none, without writing marks.
 
 A *snapshot* of Postgres tells for every transaction whether it was visible when the snapshot was taken. A *window* is
 the records of the transactions that became visible between two snapshots: *after* the earlier, *within* the later. The
-windows of a term follow each other without a gap: the first comes after nothing and so is the whole table, and each
-next one comes after the snapshot that the one before was within. So a record is found as soon as its transaction has
-committed, however late that was, whatever its id is, and whenever that was drawn; and a transaction that stays open
-for hours costs nothing.
+windows of a term follow each other without a gap. The first comes after nothing and so is the whole table. Each next
+one comes after the snapshot that the one before was within. So a record is found as soon as its transaction has
+committed, regardless of how late that was, of its id, and of when the id was drawn. A transaction that stays open for
+hours costs nothing.
 
     read, new window ──► page is all there is ──► window closed: `after` = its snapshot ──┐
          ▲          └──► page is full ──► read on above the last id, within the snapshot   │
@@ -18,9 +18,9 @@ Invariants:
 - The pages of a window are disjoint and in id order; together they are the window.
 - Every transaction's records lie in exactly one window, for they become visible together.
 
-A new term starts over with the whole table; what is published and not purged by then is known from the ledger. While
-Postgres can't remove dead rows that would mean to walk through millions of them: then a term starts after the watermark
-that the last one left in the fence row, for everything that it sees is published and purged.
+A new term starts over with the whole table; the ledger tells what is published and not yet purged. While Postgres can't
+remove dead rows, that would mean walking through millions of them. Then a term starts after the watermark that the last
+one left in the fence row, since everything that it sees is published and purged.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from airflow_outbox.values.records import Snapshot
 
 
 class Windows:
-    """Where a term's reading stands."""
+    """How far a term has read."""
 
     def __init__(self, first: PageSnapshot | None = None) -> None:
         self.next = first or PageSnapshot()
 
     def advance(self, *, snapshot: Snapshot, last_id: int | None, complete: bool) -> Snapshot:
-        """Take note of a page that was read for `next`, and return the snapshot that the page is within.
+        """Record a page that was read for `next`, and return the snapshot that the page is within.
 
-        `snapshot` is the reading's own, `last_id` the page's last (None: it is empty), `complete` whether nothing is
-        left of the window.
+        `snapshot` is the reading's own. `last_id` is the page's last (None: it is empty). `complete`: the window has
+        no more rows.
         """
         within = self.next.within or snapshot
         if complete or last_id is None:

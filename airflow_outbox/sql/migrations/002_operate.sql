@@ -1,4 +1,4 @@
--- What an operator sees and asks for: who leads and how fast, whether harvesting is paused, and a wish for another leader.
+-- Facts and wishes for operators: who leads and how fast, whether harvesting is paused, and a wish for another leader.
 
 ALTER TABLE {leader}
     ADD COLUMN member            TEXT,

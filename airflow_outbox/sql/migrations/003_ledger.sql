@@ -1,4 +1,5 @@
--- Exactly once: how the outbox was last harvested, the history that its database is of, and what Postgres has witnessed of the ledger.
+-- Exactly once: how the outbox was last harvested, its database's history, and what Postgres has witnessed of the
+-- ledger.
 
 ALTER TABLE {leader}
     ADD COLUMN delivery          TEXT,
@@ -17,7 +18,7 @@ ALTER TABLE {leader}
     ADD COLUMN topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
     ADD COLUMN uncovered         JSONB NOT NULL DEFAULT jsonb_build_object();
 
--- What was harvested by an earlier release was harvested at least once.
+-- Earlier releases harvested at least once.
 UPDATE {leader} SET delivery = 'at_least_once' WHERE view IS NOT NULL;
 
 CREATE TABLE {adopted} (
@@ -28,7 +29,7 @@ CREATE TABLE {adopted} (
     reason      TEXT NOT NULL
 );
 
--- Records that could not be published, and those that wait behind them; what was discarded stays until it is purged.
+-- Records that could not be published, and those that wait behind them. Discarded ones stay until they are purged.
 CREATE TABLE {parked} (LIKE {outbox});
 ALTER TABLE {parked}
     DROP COLUMN leader_id,

@@ -1,5 +1,5 @@
--- Parked records are found by the cause of their refusal, and by their transaction: who waits for a ticket asks for them. A table of
--- goharvest's has no such column.
+-- Indexes find parked records by the cause of their refusal, and by their transaction, for waiters for a ticket.
+-- goharvest's table has no such column.
 
 CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 

@@ -1,6 +1,7 @@
--- Several producers take turns: the fence row names all transactional ids that are in use since they were last fenced. The history
--- includes the database's own oid: a copy in the same cluster has the same table. The fence row names the last view that began to harvest,
--- which alone can have published what the row does not know of. The next leader to begin fills in both.
+-- Several producers take turns: the fence row names all transactional ids in use since they were last fenced. The
+-- history includes the database's own oid: a copy in the same cluster has the same table. The fence row names the last
+-- view that began to harvest, which alone can have published records unknown to the row. The next leader to begin fills
+-- in both.
 
 ALTER TABLE {leader}
     ADD COLUMN transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
@@ -9,9 +10,10 @@ ALTER TABLE {leader}
 UPDATE {leader} SET transactional_ids = ARRAY[transactional_id] WHERE transactional_id IS NOT NULL;
 ALTER TABLE {leader} DROP COLUMN transactional_id;
 
--- Tickets are told only of the history that they were made in.
+-- Tickets are answered only in the history that they were made in.
 
--- A watermark is not shown while harvesting is halted, nor where the database is of another history than the leader row records.
+-- No watermark is shown while harvesting is halted, nor where the database has another history than the leader row
+-- records.
 CREATE OR REPLACE VIEW {published} AS
 SELECT shard, outbox_id, incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch, topics, doubt
 FROM {leader} AS fence
@@ -46,12 +48,12 @@ BEGIN
 END
 $migration$;
 
--- What was committed before is of the incarnation that was the present one then.
+-- Earlier commits belong to the incarnation of their time.
 ALTER TABLE {commits} ADD COLUMN IF NOT EXISTS incarnation INTEGER;
 UPDATE {commits} AS entry
 SET incarnation = coalesce((SELECT max(adopted.incarnation) FROM {adopted} AS adopted WHERE adopted.adopted_at <= entry.committed_at), 1)
 WHERE incarnation IS NULL;
 
--- Where somebody lets the outbox have records without a key, these can be parked and archived, too.
+-- If the outbox allows records without a key, these can be parked and archived, too.
 ALTER TABLE {parked} ALTER COLUMN kafka_key DROP NOT NULL;
 ALTER TABLE IF EXISTS {archive} ALTER COLUMN kafka_key DROP NOT NULL;

@@ -1,7 +1,7 @@
--- What a writer or a role can no longer do to others.
+-- Limits to what writers and roles can do to others.
 
--- What no harvester can publish, no writer can insert any more. Rows that are there stay, and are parked. A table of goharvest's, which has
--- no column transaction_id, is left as it is.
+-- No writer can insert any more what no harvester can publish. Existing rows stay, and are parked. goharvest's table,
+-- which has no column transaction_id, is left as it is.
 
 DO $migration$
 BEGIN
@@ -13,7 +13,8 @@ BEGIN
 END
 $migration$;
 
--- Announcements carry a proof that only roles of the outbox can make, and what a job or an operator has done is noted under the role that did it.
+-- Announcements carry a proof that only roles of the outbox can make. Acts of a job or an operator are noted under the
+-- role that did them.
 
 -- A role that may not read the secret can't announce.
 ALTER TABLE {leader} ADD COLUMN secret UUID NOT NULL DEFAULT gen_random_uuid();
@@ -39,7 +40,7 @@ CROSS JOIN LATERAL (
     LEFT JOIN pg_class AS beside ON beside.relnamespace = own.schema AND beside.relname = own.name
 ) AS history;
 
--- An entry counts for the role that has entered it. '' is anybody: what an earlier release has entered.
+-- An entry counts for the role that entered it. '' is anybody: an earlier release entered it.
 ALTER TABLE {commits} ADD COLUMN owner NAME NOT NULL DEFAULT '';
 ALTER TABLE {commits} ALTER COLUMN owner SET DEFAULT current_user;
 DO $migration$
@@ -52,7 +53,7 @@ END
 $migration$;
 ALTER TABLE {commits} ADD PRIMARY KEY (app_id, version, owner);
 
--- Roles that were granted more than they need now: to choose the columns that say whose entry or request it is.
+-- Revokes what roles no longer need: to choose the columns that say whose entry or request it is.
 DO $migration$
 DECLARE
     grantee TEXT;
@@ -82,7 +83,7 @@ BEGIN
 END
 $migration$;
 
--- A request bears the name of the session's user, whatever it says.
+-- A request bears the session user's name, whatever it says.
 CREATE FUNCTION {asked}() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $function$
