@@ -83,7 +83,7 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
 
 @pytest.fixture
 def own_kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
-    kafka = EmbeddedKafka(server_folder / "full", classpath=kafka_classpath)
+    kafka = EmbeddedKafka(server_folder / "full-kafka", classpath=kafka_classpath)
     with no_file_above(12 * MIB):  # an index is made 10 MiB large
         kafka.start()
     with kafka:

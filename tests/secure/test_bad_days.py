@@ -48,7 +48,7 @@ def disks(postgres: EmbeddedPostgres, server_folder: Path) -> Iterator[list[Disk
     with contextlib.ExitStack() as stack, psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         made: list[Disk] = []
         for tablespace in ("disk_of_marks", "disk_of_parked"):
-            folder = stack.enter_context(small_file_system(server_folder / tablespace, 4 * MEGABYTE))
+            folder = stack.enter_context(small_file_system(server_folder / tablespace, 8 * MEGABYTE))
             made.append(Disk(tablespace, folder))
             if folder is not None:
                 space = folder / "space"
