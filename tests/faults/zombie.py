@@ -19,8 +19,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_outbox.harvest import postgres, process, transactional
+from airflow_outbox.harvest import postgres_table, process
 from airflow_outbox.harvest.__main__ import main
+from airflow_outbox.harvest.kafka import transactional_log
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
@@ -111,7 +112,7 @@ def remove_the_fence_of_kafka() -> None:
         await fence(self)
 
     process.KafkaNames.of = named_for_itself  # type: ignore[method-assign,attr-defined]
-    transactional.KafkaTransactionalLog.fence = only_its_own  # type: ignore[method-assign]
+    transactional_log.KafkaTransactionalLog.fence = only_its_own  # type: ignore[method-assign]
     TransactionalProducer._begin = as_if_it_were_the_first  # type: ignore[method-assign]
 
 
@@ -121,7 +122,7 @@ def remove_the_wait_for_the_disk() -> None:
     async def flush(_: PostgresTable, position: int) -> int:
         return position
 
-    connect = postgres.connect
+    connect = postgres_table.connect
 
     def without_waiting(*arguments: Any, **named: Any) -> Any:
         connection = connect(*arguments, **named)
@@ -129,7 +130,7 @@ def remove_the_wait_for_the_disk() -> None:
         return connection
 
     PostgresTable.flush = flush  # type: ignore[method-assign]
-    postgres.connect = without_waiting
+    postgres_table.connect = without_waiting
 
 
 REMOVALS = {

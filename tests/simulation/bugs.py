@@ -27,7 +27,7 @@ from simulation.world import SOUND, Design
 
 from airflow_outbox.harvest import exactly_once, modes
 from airflow_outbox.harvest.kafka.fencing import StuckIds
-from airflow_outbox.harvest.protocol import adoption, closure, recovery
+from airflow_outbox.harvest.protocol import adoption, atomic_batches, recovery
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Entry
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
@@ -192,7 +192,7 @@ BUGS: Collection[Bug] = (
     _parking("what Kafka refuses together is never divided", Caution, "portions", planted.together, _V.STUCK),
     # Whole source transactions
     _atomic("transactions are cut anywhere", exactly_once, "Closure", planted.CutsAnywhere, _V.TORN),
-    _atomic("only what is not whole is held back", closure, "behind", planted.no_others, _V.OUT_OF_ORDER),
+    _atomic("only what is not whole is held back", atomic_batches, "behind", planted.no_others, _V.OUT_OF_ORDER),
     _atomic("what is parked in part is published", Server, "parked_lengths", planted.as_parked, _V.TORN),
     _atomic("what is parked in part is forgotten", Server, "parked_in_part", planted.nothing, _V.TORN),
     _term("a stop commits a transaction in parts", planted.CommitsWhenStopped, _V.TORN, kind="atomic", design=ATOMIC),

@@ -16,7 +16,7 @@ from support.archiving import Archived, counts
 from support.harvesting import COMMAND, Process
 
 from airflow_outbox import OutboxRecord
-from airflow_outbox.audit import scene, topics
+from airflow_outbox.audit import run, topics
 from airflow_outbox.cli import main
 
 
@@ -180,7 +180,7 @@ def test_what_happens_between_the_steps_of_an_audit_is_no_fault(
         go_on(4)
         return found
 
-    monkeypatch.setattr(scene, "ends", ends)
+    monkeypatch.setattr(run, "ends", ends)
     archived.publish([archived.record(0)])
     report = archived.audit("--exclusive")
     assert counts(report) == {"later": 1}
