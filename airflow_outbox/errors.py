@@ -118,14 +118,14 @@ class TakeOverError(PostgresError):
 class HistoryError(OutboxError):
     """The database or the ledger is of another history than the one that was harvested.
 
-    Nothing was purged or published. Find out what was restored, failed over, copied, deleted or made anew; then run
+    Nothing was purged or published. Find out what was restored, failed over, copied, deleted or recreated; then run
     `airflow-outbox adopt`. `difference` is what tells.
     """
 
     def __init__(self, difference: str) -> None:
         super().__init__(
             f"{difference}. Nothing was purged or published. Find out what was restored, failed over, copied, deleted "
-            "or made anew; then run `airflow-outbox adopt`, or, if this is a copy beside the original, "
+            "or recreated; then run `airflow-outbox adopt`, or, if this is a copy beside the original, "
             "`airflow-outbox adopt --as-new-outbox`"
         )
         self.difference = difference

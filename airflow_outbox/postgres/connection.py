@@ -27,6 +27,7 @@ from airflow_outbox.errors import (
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statements
 
+_CONNECT_DIRECTLY = "Give the outbox a direct connection"
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 # libpq does not tell the SQLSTATE of a failed connection. A server that does not speak English seems unreachable.
 _REFUSED = re.compile(
@@ -154,8 +155,7 @@ def connect(
             connection.close()
             raise PostgresError(
                 "the data source leads to a pooler that gives each transaction any session (PgBouncer in transaction "
-                "mode): settings of the session would be lost, and change what others do. Give the outbox a direct "
-                "connection"
+                f"mode): settings of the session would be lost, and change what others do. {_CONNECT_DIRECTLY}"
             )
         load_all_values(connection)
         durable = sql.SQL("on" if waits_for_standbys else "local")
@@ -234,9 +234,7 @@ def translated(name: OutboxName) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
     except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as error:
-        remedy = (
-            "The data source leads to a pooler (PgBouncer?) in transaction mode. Give the outbox a direct connection"
-        )
+        remedy = f"The data source leads to a pooler (PgBouncer?) in transaction mode. {_CONNECT_DIRECTLY}"
         raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error
     except psycopg.errors.DiskFull as error:
         raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error

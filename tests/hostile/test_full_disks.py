@@ -59,7 +59,7 @@ def own_postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
 def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
     own_postgres: EmbeddedPostgres, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Marking a record writes it anew, which needs room."""
+    """Marking rewrites a record, and that needs room."""
     database = own_postgres.create_database("full")
     settings = MODES["at least once"]
     outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", **settings)
