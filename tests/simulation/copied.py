@@ -154,9 +154,10 @@ class Copied(History):
             others=[self.copy.database],
             again={} if self.as_template else dict.fromkeys(self._shared, 1),
         )
-        held_back = {f"purged unpublished: {value}" for value in self._held_back()}
-        held_back |= {f"false watermark: {value} was not visible yet" for value in self._held_back()}
-        found = [complaint for complaint in found if complaint not in held_back]
+        held = self._held_back()
+        excused = {f"purged unpublished: {value}" for value in held}
+        excused |= {f"false watermark: {value} was not visible yet" for value in held}
+        found = [complaint for complaint in found if complaint not in excused]
         found += [
             f"{complaint} (in the copy)"
             for complaint in purged_unpublished(self.copy.database, seen(broker), but=self._untold())
