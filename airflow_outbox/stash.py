@@ -17,9 +17,9 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from airflow_outbox.errors import InvalidRecordError, OutboxMissingError, UnsupportedConnectionError
-from airflow_outbox.postgres.connection import Column, column_types, render
+from airflow_outbox.postgres.columns import Column, column_types
 from airflow_outbox.postgres.names import OutboxName, is_kafkas_own
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.values.records import OutboxRecord, Ticket
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord
     batch = [records] if isinstance(records, OutboxRecord) else list(records)
     rows = [_row(place, record, columns) for place, record in enumerate(batch)]
     statement = "stash_with_partition" if "kafka_partition" in columns else "stash"
-    query = render(statements("queries.sql")[statement], name, **column_types(columns)).as_string(None)
+    query = composed(f"stash.{statement}", name, **column_types(columns)).as_string(None)
     tickets = execute(query, {"records": json.dumps(rows, separators=(",", ":"))})
     if not tickets:
         raise OutboxMissingError(f"{name.text('leader')} is empty. Roll back and run `airflow-outbox init`")
@@ -84,7 +84,7 @@ def _executor(connection: Any) -> tuple[_Execute, Any]:
 def _columns(owner: Any, execute: _Execute, name: OutboxName) -> Mapping[str, Column]:
     known = _known_columns.setdefault(owner, {})
     if name not in known:
-        found = execute(statements("queries.sql")["columns"], {"table": name.text()})
+        found = execute(composed("connection.columns").as_string(None), {"table": name.text()})
         if not found:
             raise OutboxMissingError(
                 f"there is no table {name} on the search path. Run `airflow-outbox init`, or name its schema"

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from airflow_outbox.audit.findings import Clue, Findings, Kind
 from airflow_outbox.audit.fingerprints import NO_PIN, Arrived, Stashed
-from airflow_outbox.sql import statements
+from airflow_outbox.sql import statement
 
 _END: tuple[int, ...] = (1 << 63, 0, 0, 0)  # behind every lane
 
@@ -134,4 +134,4 @@ class Comparison:
 
 
 def _statement(name: str) -> str:
-    return statements("comparison.sql")[name]
+    return statement(f"comparison.{name}")

@@ -27,7 +27,7 @@ from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import composed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,4 +137,4 @@ class AuditRun:
 
 
 def _patience() -> Any:
-    return statements("audit.sql")["be_patient"]
+    return composed("audit.be_patient")

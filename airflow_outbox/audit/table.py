@@ -11,9 +11,11 @@ from psycopg import sql
 
 from airflow_outbox.audit.fingerprints import DUE, EXPIRED, NO_PIN, WAITING, Header, Stashed, content_of, lane_of
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError
-from airflow_outbox.postgres.connection import Column, located, read_columns, render, translated
+from airflow_outbox.postgres.columns import Column, read_columns
+from airflow_outbox.postgres.connection import located
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 
 _NEEDED = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _MOST_ROWS_HELD = 5_000
@@ -57,6 +59,7 @@ class StashedTable:
         self._outbox_columns = self._examined(outbox, "Run `airflow-outbox init`, or correct outbox_table")
         self._parked_columns = read_columns(connection, outbox.sibling("parked"))
         self._parked = outbox.beside("parked" if self._parked_columns else "")
+        self._statements = Statements(connection, outbox, table=name.beside(""), parked=self._parked)
         if name.text() == outbox.text():
             raise ConfigurationError(
                 f"{name} is the outbox itself, whose records all wait still. Name a table that keeps what was stashed"
@@ -110,7 +113,7 @@ class StashedTable:
         if self._parked_columns:
             sources.append(("waiting", self._parked_columns, self._parked))
         for statement, columns, waiting in sources:
-            query = self._query(statement, waiting=waiting, **_optional(columns))
+            query = self._statements.composed(f"audit.{statement}", waiting=waiting, **_optional(columns))
             with translated(self._name), self._connection.cursor("audit", binary=True) as cursor:
                 cursor.itersize = _MOST_ROWS_HELD
                 for row in cursor.execute(query, values):
@@ -127,11 +130,7 @@ class StashedTable:
         self, statement: str, values: Mapping[str, Any] | None = None, **parts: sql.Composable
     ) -> psycopg.Cursor[Any]:
         with translated(self._name):
-            return self._connection.execute(self._query(statement, **parts), values)
-
-    def _query(self, statement: str, **parts: sql.Composable) -> sql.Composed:
-        tables = {"table": self._name.beside(""), "parked": self._parked}
-        return render(statements("audit.sql")[statement], self._outbox, **tables, **parts)
+            return self._connection.execute(self._statements.composed(f"audit.{statement}", **parts), values)
 
 
 def _optional(columns: Mapping[str, Column]) -> dict[str, sql.Composable]:

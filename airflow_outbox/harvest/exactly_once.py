@@ -47,7 +47,7 @@ from airflow_outbox.harvest.protocol.batches import Batch, Piece
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry, expanded
 from airflow_outbox.harvest.protocol.ledger_state import LedgerState
-from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal, SingleRecords
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import (
     Recovery,
     recover,
@@ -62,6 +62,7 @@ from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse, recorded_ids
 from airflow_outbox.values.pages import Length, OutboxRow, Page, count_within, total_size
 from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.refusals import Cause, Refusal
 
 DELIVERY = "exactly_once"
 _MAX_UNPURGED = 6  # batches, or more where they are small

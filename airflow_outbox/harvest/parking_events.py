@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_outbox.harvest.ports import Events
-from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
+from airflow_outbox.harvest.protocol.parking import Diversion
 from airflow_outbox.values.records import Lane
+from airflow_outbox.values.refusals import Refusal
 
 _MOST_REASONS = 10
 

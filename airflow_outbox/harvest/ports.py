@@ -15,10 +15,10 @@ from uuid import UUID
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.protocol.election import Change, Standing
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord, Parked
-from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
 from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
+from airflow_outbox.values.refusals import Refusal
 
 
 class Events(Protocol):

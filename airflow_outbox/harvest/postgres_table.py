@@ -1,34 +1,86 @@
-"""The port `Table` over Postgres: two connections a term, so that marking and purging overlap."""
+"""The port `Table` over Postgres: two connections a term, so that marking and purging overlap.
+
+Most methods are those of OutboxTable and ParkedTable, called in the thread of one of the connections.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.parked_records import parked_table, reasons, why
 from airflow_outbox.harvest.protocol.ledger import Parked
-from airflow_outbox.harvest.protocol.parking import Refusal
+from airflow_outbox.harvest.protocol.parking import refusals_of
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
-from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSnapshot
-from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
+from airflow_outbox.values.pages import ANY_BYTES, Page, PageSnapshot
+from airflow_outbox.values.records import Snapshot
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-
 _BRIEFLY = 1.0  # seconds; hundreds of thousands of dead rows
+
+
+def over_marking(
+    method: Callable[Concatenate[OutboxTable, Arguments], Result],
+) -> Callable[Concatenate[PostgresTable, Arguments], Coroutine[Any, Any, Result]]:
+    """Forward a method over the connection that reads and marks."""
+
+    async def call(port: PostgresTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        async with within(port.statement_timeout):
+            return await port.marking.call(method, *args, **kwargs)
+
+    return call
+
+
+def over_purging(
+    method: Callable[Concatenate[OutboxTable, Arguments], Result],
+) -> Callable[Concatenate[PostgresTable, Arguments], Coroutine[Any, Any, Result]]:
+    """Forward a method over the connection that purges."""
+
+    async def call(port: PostgresTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        async with within(port.statement_timeout):
+            return await port.purging.call(method, *args, **kwargs)
+
+    return call
+
+
+def of_parked(
+    method: Callable[Concatenate[ParkedTable, Arguments], Result],
+) -> Callable[Concatenate[PostgresTable, Arguments], Coroutine[Any, Any, Result]]:
+    """Forward a method of the parked table over the connection that purges."""
+
+    async def call(port: PostgresTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        def called(table: OutboxTable) -> Result:
+            return method(ParkedTable(table), *args, **kwargs)
+
+        async with within(port.statement_timeout):
+            return await port.purging.call(called)
+
+    return call
+
+
+def over_looking(
+    method: Callable[Concatenate[OutboxTable, Arguments], Result],
+) -> Callable[Concatenate[PostgresTable, Arguments], Coroutine[Any, Any, Result]]:
+    """Forward a method over the connection that no view depends on. It waits for no other call."""
+
+    async def call(port: PostgresTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        async with within(port.patience):
+            return await port.look(method, *args, **kwargs)
+
+    return call
 
 
 class PostgresTable:
@@ -61,164 +113,76 @@ class PostgresTable:
         self._open = opened
         self._member = f"{socket.gethostname()}:{os.getpid()}"
         self._outbox_id = outbox_id
-        self._patience = limits.heartbeat_timeout
-        self._statement_timeout = limits.statement_timeout
+        self.patience = limits.heartbeat_timeout
+        self.statement_timeout = limits.statement_timeout
         self._take_over_timeout = max(limits.take_over_timeout, limits.statement_timeout)
         self._is_settled_in = True  # a leader has read its first window
         self._looking = _Door()
-        self._marking = _Door()
-        self._purging = _Door()
+        self.marking = _Door()
+        self.purging = _Door()
 
     async def take_over(self, view: UUID, *, after: Collection[UUID] = ()) -> Fence:
-        async with self._within(self._statement_timeout):
+        async with within(self.statement_timeout):
             return await self._take_over(view, after)
 
     async def _take_over(self, view: UUID, after: Collection[UUID]) -> Fence:
-        for door in (self._marking, self._purging):
+        for door in (self.marking, self.purging):
             door.end()
-        self._marking, self._purging = _Door(), _Door()
+        self.marking, self.purging = _Door(), _Door()
         self._is_settled_in = False
         backends = []
-        for door, purpose in ((self._marking, "mark"), (self._purging, "purge")):
+        for door, purpose in ((self.marking, "mark"), (self.purging, "purge")):
             await door.open(self._open, purpose)
             backends.append(await door.call(OutboxTable.backend))
-        await self._marking.call(OutboxTable.require_sound)  # it may have changed since this process began
-        await self._marking.call(OutboxTable.prefer_indexes)
-        return await self._marking.call(
+        await self.marking.call(OutboxTable.require_sound)  # it may have changed since this process began
+        await self.marking.call(OutboxTable.prefer_indexes)
+        return await self.marking.call(
             OutboxTable.take_over, view, backends, member=self._member, after=after, outbox_id=self._outbox_id
         )
 
-    async def fence(self, view: UUID) -> Fence:
-        async with self._within(self._statement_timeout):
-            return await self._purging.call(OutboxTable.fence, view)
+    fence = over_purging(OutboxTable.fence)
+    begin = over_purging(OutboxTable.begin)
+    mark = over_marking(OutboxTable.mark)
+    lengths = over_marking(OutboxTable.lengths)
+    flush = over_purging(OutboxTable.flush)
+    purge_published = over_purging(OutboxTable.purge_published)
+    purge = over_purging(OutboxTable.purge)
+    reset = over_purging(OutboxTable.reset)
 
-    async def begin(
-        self,
-        view: UUID,
-        *,
-        delivery: str,
-        witness: LedgerPosition,
-        transactional_ids: Sequence[str] | None = None,
-        flushed: Flushed | None = None,
-    ) -> None:
-        async with self._within(self._statement_timeout):
-            await self._purging.call(
-                OutboxTable.begin,
-                view,
-                delivery=delivery,
-                witness=witness,
-                transactional_ids=transactional_ids,
-                flushed=flushed,
-            )
+    require_fence = over_looking(OutboxTable.require_fence)
+    halt = over_looking(OutboxTable.halt)
+    note_error = over_looking(OutboxTable.note_error)
+    is_empty = over_looking(OutboxTable.is_empty)
 
-    async def holds_marks(self) -> bool:
-        async with self._within(self._take_over_timeout):
-            return await self._purging.call(OutboxTable.holds_marks)  # the other connection avoids scans
-
-    async def mark(
-        self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False
-    ) -> list[MarkedRecord]:
-        async with self._within(self._statement_timeout):
-            return await self._marking.call(
-                OutboxTable.mark, view, max_records=max_records, max_bytes=max_bytes, only_marked=only_marked
-            )
-
-    async def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
-        seconds = min(_BRIEFLY, self._statement_timeout / 4)
-        async with self._within(self._statement_timeout):
-            return await self._marking.call(OutboxTable.first_reading, watermark, seconds=seconds)
-
-    @property
-    def _patience_for_reading(self) -> float:
-        return self._statement_timeout if self._is_settled_in else self._take_over_timeout
-
-    async def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
-        async with self._within(self._patience_for_reading):
-            page = await self._marking.call(
-                OutboxTable.read,
-                reading,
-                max_records=max_records,
-                max_bytes=max_bytes,
-                transaction_ids=transaction_ids,
-            )
-        self._is_settled_in = self._is_settled_in or page.complete
-        return page
-
-    async def lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
-        async with self._within(self._statement_timeout):
-            return await self._marking.call(OutboxTable.lengths, transaction_ids)
-
-    async def flush(self, position: int) -> int:
-        async with self._within(self._statement_timeout):
-            return await self._purging.call(OutboxTable.flush, position)
-
-    async def purge_published(
-        self,
-        view: UUID,
-        ids: Sequence[int],
-        snapshot: Snapshot,
-        *,
-        watermark: Snapshot | None = None,
-        batch: int | None = None,
-    ) -> int:
-        async with self._within(self._statement_timeout):
-            return await self._purging.call(
-                OutboxTable.purge_published, view, ids, snapshot, watermark=watermark, batch=batch
-            )
-
-    async def purge(self, view: UUID, ids: Sequence[int]) -> None:
-        async with self._within(self._statement_timeout):
-            await self._purging.call(OutboxTable.purge, view, ids)
-
-    async def reset(self, view: UUID, ids: Sequence[int]) -> None:
-        async with self._within(self._statement_timeout):
-            await self._purging.call(OutboxTable.reset, view, ids)
-
-    async def require_fence(self, view: UUID) -> None:
-        async with self._within(self._patience):
-            await self._look(OutboxTable.require_fence, view)
-
-    async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
-        return await self._parked(ParkedTable.lanes)
+    parked_lanes = of_parked(ParkedTable.lanes)
+    parked_due = of_parked(ParkedTable.due)
+    parked_in_part = of_parked(ParkedTable.in_part)
+    parked_lengths = of_parked(ParkedTable.lengths)
+    unpark = of_parked(ParkedTable.unpark)
+    note_refusals = of_parked(ParkedTable.note_refusals)
+    discard_requested = of_parked(ParkedTable.discard_requested)
+    release = of_parked(ParkedTable.release)
 
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
-        await self._parked(ParkedTable.park, view, reasons(parked), snapshot)
+        await self._park(view, refusals_of(parked), snapshot)
 
-    async def parked_due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
-        return await self._parked(
-            ParkedTable.due, max_records=max_records, max_bytes=max_bytes, of_all_lanes=of_all_lanes
-        )
+    _park = of_parked(ParkedTable.park)
 
-    async def parked_in_part(self) -> Collection[int]:
-        return await self._parked(ParkedTable.in_part)
+    async def holds_marks(self) -> bool:
+        async with within(self._take_over_timeout):
+            return await self.purging.call(OutboxTable.holds_marks)  # the other connection avoids scans
 
-    async def parked_lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
-        return await self._parked(ParkedTable.lengths, transaction_ids)
+    async def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
+        seconds = min(_BRIEFLY, self.statement_timeout / 4)
+        async with within(self.statement_timeout):
+            return await self.marking.call(OutboxTable.first_reading, watermark, seconds=seconds)
 
-    async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        await self._parked(ParkedTable.unpark, view, numbers)
-
-    async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
-        reasons = {number: why(refusal) for number, refusal in refusals.items()}
-        await self._parked(ParkedTable.note_refusals, view, reasons, others)
-
-    async def discard_requested(self, view: UUID) -> Sequence[Lane]:
-        return await self._parked(ParkedTable.discard_requested, view)
-
-    async def release(self, view: UUID, *, max_records: int) -> bool:
-        return await self._parked(ParkedTable.release, view, max_records=max_records)
-
-    async def _parked(
-        self,
-        method: Callable[Concatenate[ParkedTable, Arguments], Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
-        def call(table: OutboxTable) -> Result:
-            return method(parked_table(table), *args, **kwargs)
-
-        async with self._within(self._statement_timeout):
-            return await self._purging.call(call)
+    async def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
+        bounds = {"max_records": max_records, "max_bytes": max_bytes}
+        async with within(self._patience_for_reading):
+            page = await self.marking.call(OutboxTable.read, reading, **bounds, transaction_ids=transaction_ids)
+        self._is_settled_in = self._is_settled_in or page.complete
+        return page
 
     async def heartbeat(
         self,
@@ -231,8 +195,8 @@ class PostgresTable:
         flushed: Flushed | None = None,
     ) -> Pulse:
         # After the marks, which hold the fence row shared for longer than the purges do: neither waits for the other.
-        async with self._within(self._patience_for_reading):
-            return await self._marking.call(
+        async with within(self._patience_for_reading):
+            return await self.marking.call(
                 OutboxTable.heartbeat,
                 view,
                 published=published,
@@ -242,32 +206,15 @@ class PostgresTable:
                 flushed=flushed,
             )
 
-    async def halt(self, view: UUID, reason: str) -> None:
-        async with self._within(self._patience):
-            await self._look(OutboxTable.halt, view, reason)
-
-    async def note_error(self, view: UUID, error: str) -> None:
-        async with self._within(self._patience):
-            await self._look(OutboxTable.note_error, view, error)
-
-    async def is_empty(self) -> bool:
-        async with self._within(self._statement_timeout):
-            return await self._look(OutboxTable.is_empty)
+    @property
+    def _patience_for_reading(self) -> float:
+        return self.statement_timeout if self._is_settled_in else self._take_over_timeout
 
     async def close(self) -> None:
-        for door in (self._marking, self._purging, self._looking):
+        for door in (self.marking, self.purging, self._looking):
             door.end()
 
-    @asynccontextmanager
-    async def _within(self, seconds: float) -> AsyncIterator[None]:
-        """Give up on a server that takes a call and does not answer, as behind a proxy with a lost backend."""
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError:
-            raise PostgresUnreachableError(f"Postgres has not answered for {seconds:g} s") from None
-
-    async def _look(
+    async def look(
         self,
         method: Callable[Concatenate[OutboxTable, Arguments], Result],
         *args: Arguments.args,
@@ -279,6 +226,16 @@ class PostgresTable:
             self._looking = _Door()
             await self._looking.open(self._open, "look")
         return await self._looking.call(method, *args, **kwargs)
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Give up on a server that takes a call and does not answer, as behind a proxy with a lost backend."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise PostgresUnreachableError(f"Postgres has not answered for {seconds:g} s") from None
 
 
 class _Door:

@@ -6,9 +6,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_outbox.postgres.connection import render, translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.values.records import Ticket
 
 
@@ -21,9 +20,8 @@ def earlier_ticket(
     connection: psycopg.Connection[Any], outbox: OutboxName, *, app_id: str, version: int
 ) -> Ticket | None:
     """The ticket that was committed under an id, if any. Raises PostgresError, OutboxMissingError."""
-    query = render(statements("queries.sql")["earlier_commit"], outbox)
-    with translated(outbox):
-        row = connection.execute(query, {"app_id": app_id, "version": version}).fetchone()
+    values = {"app_id": app_id, "version": version}
+    row = Statements(connection, outbox).row("stash.earlier_commit", values)
     if row is None:
         return None
     transaction_id, _, outbox_id, incarnation = row

@@ -36,13 +36,15 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.transactional_log import fence_producers
-from airflow_outbox.harvest.parked_records import parked_table, reasons
 from airflow_outbox.harvest.protocol.adoption import Adopting, adopting, require_own_ledger
 from airflow_outbox.harvest.protocol.ledger import Entry, Unread, expanded
+from airflow_outbox.harvest.protocol.parking import refusals_of
 from airflow_outbox.harvest.protocol.recovery import differences_of_databases
-from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.errors import translated
+from airflow_outbox.postgres.parked import ParkedTable
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import SHARD, OutboxTable
-from airflow_outbox.sql import statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ def _adopt(
 
 def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
     """Carry out a ledger entry in Postgres."""
-    parked = parked_table(table)
+    parked = ParkedTable(table)
     if entry.parked:
-        parked.park(view, reasons(entry.parked), entry.snapshot)
+        parked.park(view, refusals_of(entry.parked), entry.snapshot)
     if entry.unparked:
         parked.unpark(view, expanded(entry.unparked))
     if entry.runs:
@@ -126,11 +128,10 @@ def _record(table: OutboxTable, view: UUID, plan: Adopting, *, reason: str) -> i
     """Make the present history the outbox's own; return the new incarnation. It is above the last one in the ledger:
     the database may have been restored to before an earlier adoption.
     """
-    name, connection = table.name, table.connection
+    statements = Statements(table.connection, table.name)
 
     def execute(statement: str, **values: object) -> Any:
-        query = render(statements("queries.sql")[statement], name)
-        return connection.execute(query, {"shard": SHARD, "outbox": name.text(), **values})
+        return statements.execute(f"adopt.{statement}", {"shard": SHARD, "outbox": table.name.text(), **values})
 
     incarnation, highest_id = execute(
         "adopt", view=view, last_incarnation=plan.last_incarnation, **asdict(plan.witness)

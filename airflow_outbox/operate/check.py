@@ -21,13 +21,14 @@ from airflow_outbox.operate.brokers import examine_transactions
 from airflow_outbox.operate.finding import Finding, Severity
 from airflow_outbox.operate.parked_requests import ParkedRequests
 from airflow_outbox.postgres.archive import Archive
-from airflow_outbox.postgres.connection import Column, connect, located, read_columns, render
+from airflow_outbox.postgres.columns import Column, read_columns
+from airflow_outbox.postgres.connection import connect, located
 from airflow_outbox.postgres.loaded_rows import is_guarded
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import GOHARVEST_COLUMNS
 from airflow_outbox.postgres.soundness import problems
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.sql import statements
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
 _TOPICS_LOOKED_AT = 1000
@@ -86,7 +87,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
             missing, f"the server is PostgreSQL {connection.info.server_version // 10000}; 13 is the oldest that works"
         )
         return
-    if _ask(connection, "backend_pid", name) != connection.info.backend_pid:
+    if _ask(connection, "connection.backend_pid", name) != connection.info.backend_pid:
         yield Finding(
             dangerous,
             "the connection goes through a pooler (PgBouncer?), which in transaction mode loses session settings. "
@@ -102,7 +103,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     except OutboxError as error:
         yield Finding(missing, str(error))
         return
-    for table, allowed in zip(("", "leader"), _ask_all(connection, "harvest_privileges", name), strict=True):
+    for table, allowed in zip(("", "leader"), _ask_all(connection, "check.harvest_privileges", name), strict=True):
         if not allowed:
             role = connection.info.user
             yield Finding(
@@ -118,13 +119,13 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
             "not always on: rows that are restored or copied into it may wait until another member leads. "
             "Run `airflow-outbox init`",
         )
-    if _ask(connection, "encoding", name) == "SQL_ASCII":
+    if _ask(connection, "check.encoding", name) == "SQL_ASCII":
         yield Finding(
             dangerous,
             "the database's encoding is SQL_ASCII, so Postgres takes text that is not UTF-8, and such a record can't "
             "be published. Use a database with the encoding UTF8",
         )
-    if (cache := _ask(connection, "sequence_cache", name)) and cache > 1:
+    if (cache := _ask(connection, "check.sequence_cache", name)) and cache > 1:
         yield Finding(
             dangerous,
             f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
@@ -133,7 +134,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
 
 
 def _examine_standbys(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
-    if standbys := _ask(connection, "synchronous_standbys", name):
+    if standbys := _ask(connection, "check.synchronous_standbys", name):
         yield Finding(
             Severity.DANGEROUS,
             f"synchronous_standby_names is {standbys}, and wait_for_standbys is off: what a fail-over loses may be in "
@@ -245,8 +246,8 @@ def _examine_topic_settings(topic: str, settings: Any, *, is_ledger: bool) -> It
 
 
 def _pending_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:
-    query = render(statements("queries.sql")["pending_topics"], name)
-    return {topic for (topic,) in connection.execute(query, {"limit": _TOPICS_LOOKED_AT})}
+    rows = Statements(connection, name).rows("check.pending_topics", {"limit": _TOPICS_LOOKED_AT})
+    return {topic for (topic,) in rows}
 
 
 def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> Any:
@@ -255,8 +256,4 @@ def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) 
 
 def _ask_all(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> tuple[Any, ...]:
     values = {"outbox": name.text(), "leader": name.text("leader")}
-    try:
-        row = connection.execute(render(statements("queries.sql")[statement], name), values).fetchone()
-    except psycopg.Error as error:
-        raise PostgresError(f"{name}: {error}") from error
-    return cast("tuple[Any, ...]", row or (None,))
+    return cast("tuple[Any, ...]", Statements(connection, name).row(statement, values) or (None,))

@@ -9,7 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.postgres.connection import connect, located, translated
+from airflow_outbox.postgres.connection import connect, located
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.stash import stash
 from airflow_outbox.values.records import OutboxRecord
 

@@ -22,9 +22,10 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.transactional_log import transactional_ids
-from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.errors import translated
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import SHARD, OutboxTable
-from airflow_outbox.sql import statements
 
 _SILENCE = 10.0  # seconds after which the member that the fence row names counts as gone; it tries every 5 s
 # Settings for names in Kafka that otherwise derive from the outbox's id.
@@ -101,5 +102,5 @@ def _record(table: OutboxTable, found: Copied, *, reason: str) -> UUID:
 
 
 def _execute(table: OutboxTable, statement: str, **values: object) -> Any:
-    query = render(statements("queries.sql")[statement], table.name)
-    return table.connection.execute(query, {"shard": SHARD, "outbox": table.name.text(), **values})
+    given = {"shard": SHARD, "outbox": table.name.text(), **values}
+    return Statements(table.connection, table.name).execute(f"adopt.{statement}", given)

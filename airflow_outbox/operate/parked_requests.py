@@ -15,10 +15,11 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.postgres.connection import Column, column_types, render, translated
+from airflow_outbox.postgres.columns import Column, column_types
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.sql import statements
 
 Request = Literal["retry", "discard"]
 _HEX = "\\x"
@@ -63,12 +64,14 @@ class ParkedRequests:
         self._name = table.name
         self._columns = table.columns
         has_transactions = "transaction_id" in self._columns
-        self._parts: dict[str, sql.Composable] = {
+        parts = Statements(
+            connection,
+            self._name,
             **column_types(self._columns),
-            "partition": sql.Identifier("kafka_partition") if "kafka_partition" in self._columns else sql.NULL,
-            "transaction_id": sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
-        }
-        self._parts["chosen"] = self._render("chosen")
+            partition=sql.Identifier("kafka_partition") if "kafka_partition" in self._columns else sql.NULL,
+            transaction_id=sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
+        )
+        self._statements = parts.having(chosen=parts.composed("parked.chosen"))
 
     def ask(self, request: Request, choice: Choice, *, reason: str | None = None) -> int:
         """Ask the leader to retry or discard waiting records; return how many are meant."""
@@ -88,35 +91,29 @@ class ParkedRequests:
 
     def counts(self) -> ParkedCounts:
         """How many records are parked, and why."""
-        with translated(self._name):
-            by_cause = dict(self._connection.execute(self._render("counts")).fetchall())
-            transactions: tuple[int | None, int | None] = (None, None)
-            if "transaction_id" in self._columns:
-                transactions = self._connection.execute(self._render("transactions")).fetchone() or transactions
+        by_cause = dict(self._statements.rows("parked.counts"))
+        transactions: tuple[int | None, int | None] = (None, None)
+        if "transaction_id" in self._columns:
+            transactions = self._statements.row("parked.transactions") or transactions
         waiting = by_cause.pop(None, 0)
         return ParkedCounts(by_cause, waiting, *transactions)
 
     def refused(self, *, topics: int) -> tuple[int, list[str]]:
         """How many waiting records were refused themselves, and up to `topics` of their topics."""
-        with translated(self._name):
-            row = self._connection.execute(self._render("refused"), {"topics": topics}).fetchone()
-        count, names = row or (0, [])
+        count, names = self._statements.row("parked.refused", {"topics": topics}) or (0, [])
         return count, [str(shown(name)) for name in names]
 
     def _found(self, statement: str, choice: Choice, **values: Any) -> list[dict[str, Any]]:
         with translated(self._name), self._connection.cursor(row_factory=dict_row) as cursor:
-            return cursor.execute(self._render(statement), {**self._chosen(choice), **values}).fetchall()
+            query = self._statements.composed(f"parked.{statement}")
+            return cursor.execute(query, {**self._chosen(choice), **values}).fetchall()
 
     def _execute(self, statement: str, choice: Choice, **values: Any) -> psycopg.Cursor[Any]:
-        with translated(self._name):
-            return self._connection.execute(self._render(statement), {**self._chosen(choice), **values})
+        return self._statements.execute(f"parked.{statement}", {**self._chosen(choice), **values})
 
     def _chosen(self, choice: Choice) -> dict[str, Any]:
         key = None if choice.key is None else key_value(choice.key, self._columns)
         return {"topic": choice.topic, "key": key, "ids": list(choice.ids) or None}
-
-    def _render(self, statement: str) -> sql.Composed:
-        return render(statements("parked.sql")[statement], self._name, **self._parts)
 
 
 def key_value(text: str, columns: Mapping[str, Column]) -> str | bytes:

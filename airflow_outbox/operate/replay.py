@@ -21,10 +21,11 @@ from psycopg import sql
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.operate.parked_requests import key_value
 from airflow_outbox.postgres.archive import Archive
-from airflow_outbox.postgres.connection import column_types, render, translated
+from airflow_outbox.postgres.columns import column_types
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.sql import statements
 from airflow_outbox.stash import topic_problem
 
 HEADER = "outbox-replay"
@@ -82,12 +83,12 @@ class Replayer:
         Archive(connection, name).require()
         keeps_partition = "kafka_partition" in columns and replay.to_topic is None
         text = "bytes_header_value" if columns["kafka_header_values"].is_bytes else "text_header_value"
-        self._parts: dict[str, sql.Composable] = {
-            **column_types(columns),
-            "partition": sql.SQL(", kafka_partition" if keeps_partition else ""),
-        }
-        self._parts["by_an_operator"] = self._render("by_an_operator")
-        self._parts |= {"header_value": self._render(text), "chosen": self._render("chosen")}
+        partition = sql.SQL(", kafka_partition" if keeps_partition else "")
+        parts = Statements(connection, self._name, **column_types(columns), partition=partition)
+        parts = parts.having(by_an_operator=parts.composed("archive.by_an_operator"))
+        self._statements = parts.having(
+            header_value=parts.composed(f"archive.{text}"), chosen=parts.composed("archive.chosen")
+        )
         values = asdict(replay)
         self._values = {
             name: values[name]
@@ -100,8 +101,7 @@ class Replayer:
 
     def count(self) -> dict[str, int]:
         """How many records are meant, by topic, including those already stashed."""
-        with translated(self._name):
-            return dict(self._execute("replay_count").fetchall())
+        return dict(self._execute("replay_count").fetchall())
 
     def run(self, *, transaction_records: int, report: Callable[[int], None]) -> int:
         """Stash the records that are not stashed yet; return how many the replay has stashed in all.
@@ -150,16 +150,11 @@ class Replayer:
         return (-(2**63) if above is None else above, records)
 
     def _enter(self, app_id: str, *, version: int, records: int) -> None:
-        query = render(statements("queries.sql")["commit_once"], self._name)
-        self._connection.execute(query, {"app_id": app_id, "version": version, "records": records})
+        self._statements.execute("stash.commit_once", {"app_id": app_id, "version": version, "records": records})
 
     def _lock(self) -> None:
         """Let one process at a time work on a replay."""
-        query = render(statements("queries.sql")["lock_name"], self._name)
-        self._connection.execute(query, {"name": f"{self._name} {self._prefix}"})
+        self._statements.execute("connection.lock_name", {"name": f"{self._name} {self._prefix}"})
 
     def _execute(self, statement: str, **values: Any) -> psycopg.Cursor[Any]:
-        return self._connection.execute(self._render(statement), {**self._values, **values})
-
-    def _render(self, statement: str) -> sql.Composed:
-        return render(statements("archive.sql")[statement], self._name, **self._parts)
+        return self._statements.execute(f"archive.{statement}", {**self._values, **values})

@@ -12,11 +12,11 @@ from psycopg.rows import class_row
 
 from airflow_outbox.errors import OutboxMissingError
 from airflow_outbox.operate.parked_requests import ParkedCounts, ParkedRequests
-from airflow_outbox.postgres.connection import located, render, translated
+from airflow_outbox.postgres.connection import located
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.sql import statements
-from airflow_outbox.tickets.published import query
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
     """
     table = OutboxTable(connection, name)
     identity, name = table.identity(), table.name
-    with translated(name):
-        with connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
-            shards = cursor.execute(_query("status", name)).fetchall()
-        backlog, oldest_age = connection.execute(_query("backlog", name)).fetchone() or (0, None)
-        [dead_rows] = connection.execute(_query("dead_rows", name), {"outbox": name.text()}).fetchone() or (0,)
-        holder = connection.execute(_query("oldest_holder", name)).fetchone()
-        [doubt] = connection.execute(query("doubt", name)).fetchone() or (None,)
+    statements = Statements(connection, name)
+    with translated(name), connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
+        shards = cursor.execute(statements.composed("status.status")).fetchall()
+    backlog, oldest_age = statements.row("status.backlog") or (0, None)
+    [dead_rows] = statements.row("status.dead_rows", {"outbox": name.text()}) or (0,)
+    holder = statements.row("status.oldest_holder")
+    [doubt] = statements.row("tickets.doubt") or (None,)
     parked = ParkedRequests(connection, name).counts()
     return OutboxStatus(
         outbox=str(name),
@@ -101,8 +101,7 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
 
 def ask_pause(connection: psycopg.Connection[Any], name: OutboxName, *, paused: bool) -> None:
     """Ask all leaders, future ones too, to mark nothing more, or to go on. Raises PostgresError."""
-    with translated(name):
-        connection.execute(_query("ask_pause", located(connection, name)), {"paused": paused})
+    Statements(connection, located(connection, name)).execute("status.ask_pause", {"paused": paused})
 
 
 def ask_handover(connection: psycopg.Connection[Any], name: OutboxName, *, shard: int) -> ShardStatus:
@@ -110,13 +109,8 @@ def ask_handover(connection: psycopg.Connection[Any], name: OutboxName, *, shard
 
     Raises OutboxMissingError, PostgresError.
     """
-    with translated(name):
-        connection.execute(_query("ask_handover", located(connection, name)), {"shard": shard})
+    Statements(connection, located(connection, name)).execute("status.ask_handover", {"shard": shard})
     found = [status for status in read_status(connection, name).shards if status.shard == shard]
     if not found:
         raise OutboxMissingError(f"{name} has no shard {shard}. `airflow-outbox status` shows its shards")
     return found[0]
-
-
-def _query(statement: str, name: OutboxName) -> Any:
-    return render(statements("queries.sql")[statement], name)

@@ -13,9 +13,9 @@ from psycopg.pq import TransactionStatus
 from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.stash import stash
 from airflow_outbox.values.records import OutboxRecord
 
@@ -81,7 +81,7 @@ class OutboxStashOperator(BaseOperator):
             ticket = stash(connection, records, outbox=self.outbox)
             # Last: if the statement ended the transaction after all, no entry hides that records are missing.
             entry = {"app_id": app_id, "version": version, "records": len(records)}
-            if connection.execute(_query("commit_once", name), entry).fetchone() is None:
+            if Statements(connection, name).row("stash.commit_once", entry) is None:
                 raise PostgresError(
                     "another try of this task has committed meanwhile; this one wrote nothing. Clear it"
                 )
@@ -122,7 +122,3 @@ def _run_sql(connection: psycopg.Connection[Any], statement: str, parameters: An
         raise PostgresError(f"sql: {reason}; nothing was written. Correct the statement") from error
     if connection.info.transaction_status != TransactionStatus.INTRANS:
         raise PostgresError("sql has ended the transaction, and no record was stashed. Leave COMMIT and ROLLBACK out")
-
-
-def _query(statement: str, name: OutboxName) -> Any:
-    return render(statements("queries.sql")[statement], name)

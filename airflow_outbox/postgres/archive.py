@@ -8,7 +8,6 @@ tables came by, records go into a default partition. Old records are dropped by 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, cast
 
@@ -16,9 +15,10 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.errors import InvalidNameError, OutboxMissingError
-from airflow_outbox.postgres.connection import located, render, translated
+from airflow_outbox.postgres.connection import located
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 
 DAYS_AHEAD = 7
 _LONGEST_NAME = 63 - len("_archive_20000101")  # bytes
@@ -31,6 +31,7 @@ class Archive:
     def __init__(self, connection: psycopg.Connection[Any], name: OutboxName) -> None:
         self._connection = connection
         self._name = located(connection, name)
+        self._statements = Statements(connection, self._name, default=self._name.beside("archive_default"))
 
     @property
     def exists(self) -> bool:
@@ -53,7 +54,7 @@ class Archive:
             )
         if self.exists:
             return []
-        self._execute("make")
+        self._statements.execute("archive.make")
         return [f"made {self._name.text('archive')}"]
 
     def now(self) -> datetime:
@@ -78,21 +79,18 @@ class Archive:
                 if _begin(day + timedelta(days=1)) <= oldest:
                     self._drop(day)
                     done.append(f"dropped {self._partition_name(day)}")
-        with translated(self._name):
-            self._execute("clear_default", oldest=oldest)
+        self._statements.execute("archive.clear_default", {"oldest": oldest})
         return done
 
     def days(self) -> set[date]:
         """Return the days that have a partition."""
-        with translated(self._name):
-            names = self._execute("partitions", archive=self._name.text("archive")).fetchall()
+        names = self._statements.rows("archive.partitions", {"archive": self._name.text("archive")})
         found = (_DAY.search(name) for (name,) in names)
         return {datetime.strptime(match[1], "%Y%m%d").date() for match in found if match}
 
     def default_records(self) -> int:
         """Return how many records are in the default partition, counted up to 1,000."""
-        with translated(self._name):
-            return int(cast("tuple[int]", self._execute("default_records").fetchone())[0])
+        return int(self._statements.row("archive.default_records")[0])
 
     def _add(self, day: date) -> bool:
         begin, end = (sql.Literal(_begin(bound)) for bound in (day, day + timedelta(days=1)))
@@ -100,21 +98,19 @@ class Archive:
             self._wait_briefly()
             if day in self.days():  # another process was faster
                 return False
-            self._execute("add_partition", {"partition": self._partition(day), "begin": begin, "end": end})
+            self._statements.execute("archive.add_partition", partition=self._partition(day), begin=begin, end=end)
         return True
 
     def _drop(self, day: date) -> None:
         with translated(self._name), self._connection.transaction():
             self._wait_briefly()
             if day in self.days():
-                self._execute("drop_partition", {"partition": self._partition(day)})
+                self._statements.execute("archive.drop_partition", partition=self._partition(day))
 
     def _wait_briefly(self) -> None:
         """Change partitions one process at a time, and give up rather than let purging wait for long."""
-        self._connection.execute(
-            render(statements("queries.sql")["lock_name"], self._name), {"name": self._name.text()}
-        )
-        self._connection.execute(render(statements("queries.sql")["wait_briefly"], self._name))
+        self._statements.execute("connection.lock_name", {"name": self._name.text()})
+        self._statements.execute("connection.wait_briefly")
 
     def _partition(self, day: date) -> sql.Composable:
         return self._name.beside(f"archive_{day:%Y%m%d}")
@@ -123,16 +119,8 @@ class Archive:
         return self._name.text(f"archive_{day:%Y%m%d}")
 
     def _value(self, statement: str) -> Any:
-        with translated(self._name):
-            row = self._execute(statement, archive=self._name.text("archive")).fetchone()
+        row = self._statements.row(f"archive.{statement}", {"archive": self._name.text("archive")})
         return row[0] if row else None
-
-    def _execute(
-        self, statement: str, parts: Mapping[str, sql.Composable] | None = None, **values: Any
-    ) -> psycopg.Cursor[Any]:
-        parts = {"default": self._name.beside("archive_default"), **(parts or {})}
-        query = render(statements("archive.sql")[statement], self._name, **parts)
-        return self._connection.execute(query, values or None)
 
 
 def _begin(day: date) -> datetime:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, cast
 
 from psycopg import sql
 
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import composed
 
 _KEPT = (
     "id",
@@ -30,5 +29,4 @@ def kept_columns(columns: Collection[str]) -> sql.Composed:
 
 def archived(name: OutboxName, columns: Collection[str]) -> sql.Composed:
     """Return the part of a statement that archives what it deletes."""
-    text = sql.SQL(cast("Any", statements("archive.sql")["archived"]))
-    return text.format(archive=name.beside("archive"), columns=kept_columns(columns))
+    return composed("archive.archived", name, columns=kept_columns(columns))

@@ -8,9 +8,8 @@ import psycopg
 from psycopg import sql
 
 from airflow_outbox.errors import OutboxMissingError
-from airflow_outbox.postgres.connection import render, translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 
 
 def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
@@ -20,21 +19,16 @@ def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> 
     """
     if is_guarded(connection, name):
         return []
-    with translated(name):
-        owner = connection.execute(_statement("owner", name), {"outbox": name.text()}).fetchone()
-        if owner is None:
-            raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
-        connection.execute(_statement("guard", name, owner=sql.SQL(owner[0])))  # as Postgres gave it: already quoted
+    statements = Statements(connection, name)
+    owner = statements.row("loaded_rows.owner", {"outbox": name.text()})
+    if owner is None:
+        raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
+    statements.execute("loaded_rows.guard", owner=sql.SQL(owner[0]))  # as Postgres gave it: already quoted
     return [f"made the trigger of {name} that gives loaded rows the id of the transaction that loads them"]
 
 
 def is_guarded(connection: psycopg.Connection[Any], name: OutboxName) -> bool:
     """Whether that trigger is there and always on. Raises PostgresError."""
-    with translated(name):
-        values = {"outbox": name.text(), "loaded": name.text("loaded")}
-        row = connection.execute(_statement("is_guarded", name), values).fetchone()
+    values = {"outbox": name.text(), "loaded": name.text("loaded")}
+    row = Statements(connection, name).row("loaded_rows.is_guarded", values)
     return bool(row and row[0])
-
-
-def _statement(statement: str, name: OutboxName, **parts: sql.Composable) -> sql.Composed:
-    return render(statements("loaded_rows.sql")[statement], name, **parts)

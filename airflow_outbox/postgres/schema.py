@@ -6,7 +6,6 @@ SCHEMA_VERSION whole. Each migration leads from one version to the next, all in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 import psycopg
@@ -14,12 +13,15 @@ from psycopg import sql
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
 from airflow_outbox.postgres.archive import Archive
-from airflow_outbox.postgres.connection import located, read_columns, render, translated
+from airflow_outbox.postgres.columns import read_columns
+from airflow_outbox.postgres.connection import located
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.loaded_rows import guard_loaded_rows
 from airflow_outbox.postgres.names import OutboxName, identifier
 from airflow_outbox.postgres.soundness import require_sound
+from airflow_outbox.postgres.statements import Statements, composed, filled
 from airflow_outbox.postgres.table import SCHEMA_VERSION, OutboxTable
-from airflow_outbox.sql import migrations, script, statements
+from airflow_outbox.sql import migrations, script
 
 Role = Literal["stash", "harvest", "look", "operate", "job"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -58,14 +60,15 @@ def init_outbox(
     PostgresError.
     """
     name = located(connection, name)
+    statements = Statements(connection, name)
     types = {"key_type": _type(key_type), "value_type": _type(value_type), "header_type": _type(header_type)}
     with translated(name), connection.transaction():
-        _execute(connection, "lock_name", name, values={"name": name.text()})
-        if name.schema and not _value(connection, "schema_exists", name, schema=name.schema):
-            _execute(connection, "create_schema", name, schema=identifier(name.schema))
+        statements.execute("connection.lock_name", {"name": name.text()})
+        if name.schema and not statements.row("init.schema_exists", {"schema": name.schema})[0]:
+            statements.execute("init.create_schema", schema=identifier(name.schema))
         found = set(read_columns(connection, name))
         if not found:
-            connection.execute(render(script("schema.sql"), name, **types))
+            connection.execute(filled(script("schema.sql"), name, **types))
             guard_loaded_rows(connection, name)
             _make_staging(connection, name)
             require_sound(connection, name)  # an archive may be there before the outbox
@@ -78,7 +81,7 @@ def init_outbox(
         require_sound(connection, name)
         done = _migrate(connection, name, _version(connection, name))
         if transaction_id and "transaction_id" not in found:
-            _execute(connection, "add_transaction_id", name)
+            statements.execute("init.add_transaction_id")
             guard_loaded_rows(connection, name)
             done.append(f"added the column transaction_id to {name}")
         elif "transaction_id" in found:
@@ -92,10 +95,9 @@ def init_outbox(
 def cost_of_transaction_id(connection: psycopg.Connection[Any], name: OutboxName) -> str | None:
     """Return what adding the column transaction_id costs, in words; None where it is there. Raises PostgresError."""
     name = located(connection, name)
-    with translated(name):
-        if "transaction_id" in read_columns(connection, name):
-            return None
-        size, rows = _execute(connection, "table_size", name, values={"table": name.text()}).fetchone() or ("?", 0)
+    if "transaction_id" in read_columns(connection, name):
+        return None
+    size, rows = Statements(connection, name).row("init.table_size", {"table": name.text()}) or ("?", 0)
     return f"rewriting {name} ({size}, about {rows} rows), which nobody can read or write meanwhile"
 
 
@@ -116,11 +118,7 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
     if "stash" in parts:
         also = {"transaction_id": "stash_ticket", "kafka_partition": "stash_partition"}
         parts += [part for column, part in also.items() if column in columns]
-    with translated(name):
-        where = connection.execute(
-            cast("Any", statements("queries.sql")["where_it_is"]), {"table": name.text()}
-        ).fetchone()
-    schema, sequence = where or ("", None)
+    schema, sequence = Statements(connection, name).row("init.where_it_is", {"table": name.text()}) or ("", None)
     staging, owner = None, None
     if "job" in parts:
         staging, holder, owner, _ = _staging(connection, name)
@@ -128,8 +126,8 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
     if sequence is None:
         raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
     texts = [
-        render(
-            statements("grants.sql")[part],
+        composed(
+            f"grants.{part}",
             name,
             role=identifier(grantee),
             schema=identifier(schema),
@@ -149,11 +147,10 @@ def _staging(connection: psycopg.Connection[Any], name: OutboxName) -> tuple[str
 
     Raises ConfigurationError when it is somebody else's, who could then read what jobs stage.
     """
-    with translated(name):
-        schema, _ = _execute(connection, "where_it_is", name, values={"table": name.text()}).fetchone() or ("", None)
-        staging = name.staging_schema(schema)
-        values = {"table": name.text(), "staging": staging}
-        found = _execute(connection, "staging_schema", name, values=values).fetchone()
+    statements = Statements(connection, name)
+    schema, _ = statements.row("init.where_it_is", {"table": name.text()}) or ("", None)
+    staging = name.staging_schema(schema)
+    found = statements.row("init.staging_schema", {"table": name.text(), "staging": staging})
     holder, is_trusted, owner, may_make = cast("tuple[str | None, bool, str, bool]", found)
     if not is_trusted:
         raise ConfigurationError(
@@ -168,7 +165,7 @@ def _make_staging(connection: psycopg.Connection[Any], name: OutboxName) -> list
     if holder or not may_make:
         return []
     quoted = sql.SQL(cast("Any", owner))  # as Postgres gave it
-    _execute(connection, "create_staging_schema", name, staging=identifier(staging), owner=quoted)
+    Statements(connection, name).execute("init.create_staging_schema", staging=identifier(staging), owner=quoted)
     return [f"made schema {staging} for what jobs stage"]
 
 
@@ -189,8 +186,8 @@ def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int
         )
     steps = range(version + 1, SCHEMA_VERSION + 1)
     for step in steps:
-        connection.execute(render(migrations()[step], name))
-        _execute(connection, "set_schema_version", name, values={"version": step})
+        connection.execute(filled(migrations()[step], name))
+        Statements(connection, name).execute("init.set_schema_version", {"version": step})
     return [f"migrated {name} from schema version {version} to {SCHEMA_VERSION}"] if steps else []
 
 
@@ -198,7 +195,7 @@ def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
     """Return the schema version of an existing outbox."""
     if not read_columns(connection, name.sibling("leader")):
         return 0
-    row = _fetch(connection, "identity", name)
+    row = Statements(connection, name).row("fence.identity")
     if row is None:
         raise OutboxMissingError(
             f"{name.text('leader')} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`"
@@ -212,25 +209,3 @@ def _type(kind: str) -> sql.SQL:
     if plain in COLUMN_TYPES or (plain == f"varchar({length})" and length.isdecimal() and int(length) > 0):
         return sql.SQL(cast("Any", plain))
     raise ConfigurationError(f"{kind!r} is not a type for a key, value or header: give varchar(n), text or bytea")
-
-
-def _execute(
-    connection: psycopg.Connection[Any],
-    statement: str,
-    name: OutboxName,
-    *,
-    values: dict[str, Any] | None = None,
-    **parts: sql.Composable,
-) -> psycopg.Cursor[Any]:
-    return connection.execute(render(statements("queries.sql")[statement], name, **parts), values)
-
-
-def _fetch(
-    connection: psycopg.Connection[Any], statement: str, name: OutboxName, **values: Any
-) -> Sequence[Any] | None:
-    return cast("Sequence[Any] | None", _execute(connection, statement, name, values=values).fetchone())
-
-
-def _value(connection: psycopg.Connection[Any], statement: str, name: OutboxName, **values: Any) -> Any:
-    row = _fetch(connection, statement, name, **values)
-    return row[0] if row else None

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 
 from airflow_outbox.errors import ConfigurationError
-from airflow_outbox.postgres.connection import located, render, translated
+from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 
 _KINDS = {
     "": "table",
@@ -37,8 +37,7 @@ def problems(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]
         "names": [name.text(suffix) for suffix in _KINDS],
         "kinds": list(_KINDS.values()),
     }
-    with translated(name):
-        rows = connection.execute(render(statements("soundness.sql")["problems"], name), values).fetchall()
+    rows = Statements(connection, name).rows("soundness.problems", values)
     return [f"table {relation} {problem}" for relation, problem in rows]
 
 

@@ -1,7 +1,7 @@
 """OutboxTable: a running outbox's only access to Postgres.
 
-It runs the statements of sql/queries.sql and turns Postgres' answers into this project's values and errors. One
-OutboxTable uses one connection, and one thread at a time uses it.
+It runs the statements of `sql/fence.sql`, `windows.sql` and `marks.sql`, and turns Postgres' answers into this
+project's values and errors. One OutboxTable uses one connection, and one thread at a time uses it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from airflow_outbox.errors import (
     SchemaVersionError,
     TakeOverError,
 )
-from airflow_outbox.postgres.connection import Column, located, read_columns, render, replicated, storable, translated
+from airflow_outbox.postgres.columns import Column, read_columns
+from airflow_outbox.postgres.connection import located, storable
+from airflow_outbox.postgres.errors import replicated, translated
 from airflow_outbox.postgres.kept_columns import archived
 from airflow_outbox.postgres.loaded_rows import is_guarded
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.soundness import require_sound
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.values.fence import Fence, Flushed, History, LedgerPosition, OperatorRequest, Pulse
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
@@ -66,6 +68,7 @@ class OutboxTable:
         self.archives = archives
         self.most_bytes = most_bytes
         self._page_size = PageSize()
+        self._statements = Statements(connection, self.name)
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
@@ -79,7 +82,7 @@ class OutboxTable:
 
     def identity(self) -> Identity:
         """Return the outbox's id and incarnation. Raises OutboxMissingError, SchemaVersionError."""
-        row = self._row("identity")
+        row = self._row("fence.identity")
         if row is None:
             raise OutboxMissingError(f"{self.name.text('leader')} is empty. Run `airflow-outbox init`")
         outbox_id, version, incarnation = row
@@ -96,7 +99,7 @@ class OutboxTable:
 
     def backend(self) -> dict[str, Any]:
         """Return this connection's backend, as take_over() wants it."""
-        row = self._row("backend")
+        row = self._row("fence.backend")
         return cast("dict[str, Any]", row[0] if row else {})
 
     def take_over(
@@ -121,7 +124,7 @@ class OutboxTable:
         except PostgresError as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            self._row("end_old_backends")
+            self._row("fence.end_old_backends")
             self._take_over_at_last(values)
         return self.fence(view)
 
@@ -136,8 +139,8 @@ class OutboxTable:
 
     def _take_over(self, values: Mapping[str, Any]) -> None:
         with translated(self.name), self.connection.transaction():
-            self.connection.execute(self._render("wait_briefly"))
-            row = self._row("take_over", outbox=self.name.text(), **values)
+            self._statements.execute("connection.wait_briefly")
+            row = self._row("fence.take_over", outbox=self.name.text(), **values)
         if row is None:
             if values["outbox_id"] not in (None, self.identity().outbox_id):
                 raise OutboxMissingError(
@@ -152,27 +155,38 @@ class OutboxTable:
 
     def fence(self, view: UUID) -> Fence:
         """Return the fence row, and what the database says of itself now. Raises FencedError."""
-        newest = self._render("newest_transaction_id") if "transaction_id" in self.columns else sql.SQL("0")
-        row = self._row("fence", {"newest_transaction_id": newest}, view=view, outbox=self.name.text())
+        newest = (
+            self._statements.composed("fence.newest_transaction_id")
+            if "transaction_id" in self.columns
+            else sql.SQL("0")
+        )
+        values = {"shard": SHARD, "view": view, "outbox": self.name.text()}
+        row = self._statements.named_row("fence.fence", values, newest_transaction_id=newest)
         if row is None:
             raise self._fenced()
-        paused, handover, outbox_id, incarnation, delivery, transactional_ids, *numbers = row
         return Fence(
-            request=OperatorRequest(paused=paused, handover=handover),
-            outbox_id=outbox_id,
-            incarnation=incarnation,
-            delivery=delivery,
-            transactional_ids=tuple(transactional_ids),
-            recorded=History(*numbers[:4]),
-            present=History(*numbers[4:8]),
-            witness=LedgerPosition(*numbers[8:12]),
-            last_drawn=self._drawn(numbers[12]),
-            beats=numbers[13],
-            next_transaction_id=numbers[14],
-            newest_transaction_id=numbers[15],
-            halted=numbers[16],
-            flushed=Flushed(None if numbers[17] is None else Snapshot.parse(numbers[17]), *numbers[18:21]),
-            begun_view=numbers[21],
+            request=OperatorRequest(paused=row.paused, handover=row.handover),
+            outbox_id=row.outbox_id,
+            incarnation=row.incarnation,
+            delivery=row.delivery,
+            transactional_ids=tuple(row.transactional_ids),
+            recorded=History(row.system_identifier, row.timeline, row.table_oid, row.database_oid),
+            present=History(
+                row.present_system_identifier, row.present_timeline, row.present_table_oid, row.present_database_oid
+            ),
+            witness=LedgerPosition(row.ledger_topic_id, row.witnessed_batch, row.ledger_offset, row.highest_id),
+            last_drawn=self._drawn(row.last_drawn),
+            beats=row.beats,
+            next_transaction_id=row.next_transaction_id,
+            newest_transaction_id=row.newest_transaction_id,
+            halted=row.halted,
+            flushed=Flushed(
+                None if row.watermark is None else Snapshot.parse(row.watermark),
+                row.covered_batch,
+                row.topics,
+                row.uncovered,
+            ),
+            begun_view=row.begun_view,
             shard=SHARD,
         )
 
@@ -194,12 +208,11 @@ class OutboxTable:
             **asdict(witness),
             **_account(flushed),
         }
-        self._fenced_unless(self._row("begin", view=view, **values))
+        self._fenced_unless(self._row("fence.begin", view=view, **values))
 
     def prefer_indexes(self) -> None:
         """Keep this connection from scanning the table."""
-        with translated(self.name):
-            self.connection.execute(self._render("prefer_indexes"))
+        self._statements.execute("windows.prefer_indexes")
 
     def first_reading(self, watermark: Snapshot | None, *, seconds: float) -> PageSnapshot:
         """Return where a term begins to read: at the first record of the whole table.
@@ -209,8 +222,8 @@ class OutboxTable:
         """
         try:
             with translated(self.name), self.connection.transaction():
-                self._row("look_briefly", milliseconds=max(1, int(1000 * seconds)))
-                self._row("lowest_id")
+                self._row("windows.look_briefly", milliseconds=max(1, int(1000 * seconds)))
+                self._row("windows.lowest_id")
         except PostgresError as error:
             if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                 raise
@@ -252,17 +265,15 @@ class OutboxTable:
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
         """Return how many records each of these transactions has in the outbox, and the last one's id."""
-        query = self._render("lengths")
-        with translated(self.name):
-            rows = self.connection.execute(query, {"transaction_ids": [str(number) for number in transaction_ids]})
-            return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
+        rows = self._statements.rows("windows.lengths", {"transaction_ids": [str(each) for each in transaction_ids]})
+        return {transaction_id: Length(records, last_id) for transaction_id, records, last_id in rows}
 
     def flush(self, position: int) -> int:
         """Wait until Postgres' log is durable up to a position, also on the standbys that commits wait for. Return how
         far it is durable.
         """
-        flushed = self._number("flushed", durable=self._render("durable"))
-        return flushed if flushed >= position else self._number("flush")
+        flushed = self._number("windows.flushed", durable=self._statements.composed("windows.durable"))
+        return flushed if flushed >= position else self._number("windows.flush")
 
     def purge_published(
         self,
@@ -281,9 +292,9 @@ class OutboxTable:
         values = {"snapshot": str(snapshot), "watermark": announced, "batch": batch}
         between = _between(ids)
         if between is None:
-            row = self._row("purge_published", self._purging_one_by_one, view=view, ids=list(ids), **values)
+            row = self._row("windows.purge_published", self._purging_one_by_one, view=view, ids=list(ids), **values)
         else:
-            row = self._row("purge_published", self._purging_between, view=view, **between, **values)
+            row = self._row("windows.purge_published", self._purging_between, view=view, **between, **values)
         self._fenced_unless(row)
         return int(cast("tuple[Any, ...]", row)[1])
 
@@ -306,15 +317,15 @@ class OutboxTable:
 
     def require_fence(self, view: UUID) -> None:
         """Raise FencedError unless the fence names this view."""
-        self._fenced_unless(self._row("holds_fence", view=view))
+        self._fenced_unless(self._row("fence.holds_fence", view=view))
 
     def purge(self, view: UUID, ids: Sequence[int]) -> None:
         """Delete, or archive, published records of this view. Raises FencedError."""
-        self._fenced_unless(self._row("purge", self._purging, view=view, ids=list(ids), batch=None))
+        self._fenced_unless(self._row("marks.purge", self._purging, view=view, ids=list(ids), batch=None))
 
     def reset(self, view: UUID, ids: Sequence[int]) -> None:
         """Remove this view's mark from records that were not published. Raises FencedError."""
-        self._fenced_unless(self._row("reset", view=view, ids=list(ids)))
+        self._fenced_unless(self._row("marks.reset", view=view, ids=list(ids)))
 
     def heartbeat(
         self,
@@ -332,34 +343,36 @@ class OutboxTable:
         seen = {"batch": None, "offset": None, "highest_id": None} | (asdict(witness) if witness else {})
         seen |= _account(flushed)
         values = {"published": published, "in_flight": in_flight, "rate": rate, "outbox": self.name.text()}
-        row = self._row("heartbeat", self._announcing, view=view, **values, **seen)
+        values |= {"shard": SHARD, "view": view, **seen}
+        with replicated(self.connection):
+            row = self._statements.named_row("fence.heartbeat", values, **self._announcing)
         if row is None:
             raise self._fenced()
-        paused, handover, table_oid, last_drawn, beats, _ = row
-        return Pulse(OperatorRequest(paused=paused, handover=handover), table_oid, self._drawn(last_drawn), beats)
+        request = OperatorRequest(paused=row.paused, handover=row.handover)
+        return Pulse(request, row.present_table_oid, self._drawn(row.last_drawn), row.beats)
 
     def halt(self, view: UUID, reason: str) -> None:
         """Stop harvesting until an operator adopts."""
-        with translated(self.name):
-            reason = storable(self.connection, reason)
-            self.connection.execute(self._render("halt"), {"view": view, "shard": SHARD, "reason": reason})
+        values = {"view": view, "shard": SHARD, "reason": storable(self.connection, reason)}
+        self._statements.execute("fence.halt", values)
 
     def note_error(self, view: UUID, error: str) -> None:
         """Record the reason for a failure in the fence row, for `check` and for people."""
-        with translated(self.name):
-            error = storable(self.connection, error)
-            self.connection.execute(self._render("note_error"), {"view": view, "shard": SHARD, "error": error})
+        values = {"view": view, "shard": SHARD, "error": storable(self.connection, error)}
+        self._statements.execute("fence.note_error", values)
 
     def holds_marks(self) -> bool:
         """Whether any record carries a mark. Looks at all records, if need be."""
-        return bool(cast("tuple[bool]", self._row("holds_marks"))[0])
+        return bool(cast("tuple[bool]", self._row("marks.holds_marks"))[0])
 
     def is_empty(self) -> bool:
         """Whether every committed record has been published and purged."""
         guarded = "transaction_id" in self.columns and is_guarded(self.connection, self.name)
         if guarded:
             self.prefer_indexes()
-        return bool(cast("tuple[bool]", self._row("is_empty_after_watermark" if guarded else "is_empty"))[0])
+        return bool(
+            cast("tuple[bool]", self._row("windows.is_empty_after_watermark" if guarded else "marks.is_empty"))[0]
+        )
 
     def close(self) -> None:
         self.connection.close()
@@ -373,19 +386,21 @@ class OutboxTable:
 
     @cached_property
     def _announcing(self) -> Mapping[str, sql.Composable]:
-        return {"announcement": self._render("announcement")}
+        return {"announcement": self._statements.composed("fence.announcement")}
 
     @cached_property
     def _purging_one_by_one(self) -> Mapping[str, sql.Composable]:
-        return {**self._purging, **self._announcing, "those_ids": self._render("ids_one_by_one")}
+        return {**self._purging, **self._announcing, "those_ids": self._statements.composed("windows.ids_one_by_one")}
 
     @cached_property
     def _purging_between(self) -> Mapping[str, sql.Composable]:
-        return {**self._purging, **self._announcing, "those_ids": self._render("ids_between")}
+        return {**self._purging, **self._announcing, "those_ids": self._statements.composed("windows.ids_between")}
 
     @cached_property
     def _mark(self) -> sql.Composed:
-        return self._render("mark", partition=self._partition, measured=self._render("measured"))
+        return self._statements.composed(
+            "marks.mark", partition=self._partition, measured=self._statements.composed("windows.measured")
+        )
 
     @property
     def _partition(self) -> sql.Composable:
@@ -393,30 +408,30 @@ class OutboxTable:
 
     @cached_property
     def _readings(self) -> Mapping[tuple[str, bool], sql.Composed]:
-        first = {"durable": self._render("durable"), "table": self._render("table_read")}
+        first = {
+            "durable": self._statements.composed("windows.durable"),
+            "table": self._statements.composed("windows.table_read"),
+        }
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
-            (statement, asked): self._render(
-                statement,
+            (statement, asked): self._statements.composed(
+                f"windows.{statement}",
                 partition=self._partition,
                 transaction_id=transaction_id,
-                measured=self._render("measured"),
-                last_drawn=self._render("last_drawn"),
+                measured=self._statements.composed("windows.measured"),
+                last_drawn=self._statements.composed("windows.last_drawn"),
                 **first,
             )
             for statement in ("read_window", "read_on")
             for asked, transaction_id in wanted.items()
         }
 
-    def _render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
-        return render(statements("queries.sql")[statement], self.name, **parts)
-
     def _row(
         self, statement: str, parts: Mapping[str, sql.Composable] | None = None, /, **values: Any
     ) -> tuple[Any, ...] | None:
-        with translated(self.name), replicated(self.connection):
-            query = self._render(statement, **(parts or {}))
-            return self.connection.execute(query, {"shard": SHARD, **values}).fetchone()
+        with replicated(self.connection):
+            values = {"shard": SHARD, **values}
+            return cast("tuple[Any, ...] | None", self._statements.row(statement, values, **(parts or {})))
 
     def _number(self, statement: str, **parts: sql.Composable) -> int:
         return int(cast("tuple[int]", self._row(statement, parts))[0])

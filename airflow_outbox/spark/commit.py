@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 
 from airflow_outbox.errors import JobError
-from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.spark.insert import Statements, stash_rows, stash_text
+from airflow_outbox.postgres.statements import Statements
+from airflow_outbox.spark.insert import SparkStatements, stash_rows, stash_text
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import StagedRows, StagingRun
-from airflow_outbox.sql import statements
 from airflow_outbox.values.records import Ticket
 
 _NEW_CHECKPOINT = "give the query a new checkpointLocation, and let its source begin behind what is committed"
@@ -32,9 +32,7 @@ class JobCommit:
 
 def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId) -> JobCommit | None:
     """The commit that was made under an id, if any. Raises PostgresError, OutboxMissingError."""
-    query = render(statements("queries.sql")["earlier_commit"], outbox)
-    with translated(outbox):
-        row = connection.execute(query, asdict(commit_id)).fetchone()
+    row = Statements(connection, outbox).row("stash.earlier_commit", asdict(commit_id))
     if row is None:
         return None
     transaction_id, records, outbox_id, incarnation = row
@@ -56,7 +54,7 @@ class Commit:
         Raises JobError, StagingLostError, PostgresError.
         """
         outbox, commit_id = self.run.outbox, self.run.commit_id
-        at = Statements(connection=self.connection, run=self.run)
+        at = SparkStatements(connection=self.connection, run=self.run)
         with translated(outbox), self.connection.transaction():
             [(search_path, *_)] = at.execute("begin_commit").fetchall()
             at.execute("claim_commit", asdict(commit_id))
@@ -71,8 +69,7 @@ class Commit:
             else:
                 count = stash_rows(at, self.layout, staged, self.options, search_path=search_path)
             entry = {**asdict(commit_id), "records": count}
-            text = statements("queries.sql")["commit_once"]
-            entered = self.connection.execute(render(text, outbox), entry).fetchone()
+            entered = Statements(self.connection, outbox).row("stash.commit_once", entry)
             committed = find_commit(self.connection, outbox, commit_id)
             if entered is None or committed is None:
                 raise JobError(f"{commit_id} is entered by another writer; nothing was committed. Use another id")
@@ -80,7 +77,7 @@ class Commit:
                 at.execute("look_there", {"search_path": search_path})
         return replace(committed, earlier=False)
 
-    def _require_newest(self, at: Statements) -> None:
+    def _require_newest(self, at: SparkStatements) -> None:
         app_id, version = self.run.commit_id.app_id, self.run.commit_id.version
         [(later,)] = at.execute("later_epoch", asdict(self.run.commit_id)).fetchall()
         if later is not None:

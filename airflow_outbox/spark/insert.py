@@ -12,18 +12,18 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from airflow_outbox.errors import JobError, PostgresUnreachableError, StagingLostError
-from airflow_outbox.postgres.connection import is_gone, render
+from airflow_outbox.postgres.errors import is_gone
 from airflow_outbox.postgres.names import identifier
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.staging import StagedRows, StagingRun, column_names, typed_columns
-from airflow_outbox.sql import statements
 
 _PIECES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statements:
+class SparkStatements:
     """Spark's statements on a connection, for one run."""
 
     connection: psycopg.Connection[Any]
@@ -32,10 +32,10 @@ class Statements:
     def execute(
         self, statement: str, values: dict[str, Any] | None = None, **parts: sql.Composable
     ) -> psycopg.Cursor[Any]:
-        return self.connection.execute(self.render(statement, **parts), values)
+        return self.connection.execute(self.composed(statement, **parts), values)
 
-    def render(self, statement: str, **parts: sql.Composable) -> sql.Composed:
-        return render(statements("spark.sql")[statement], self.run.outbox, **parts)
+    def composed(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        return composed(f"spark.{statement}", self.run.outbox, **parts)
 
     def staging(self, table: str) -> sql.Composable:
         return identifier(self.run.schema, table)
@@ -57,9 +57,9 @@ class Statements:
             )
 
 
-def stash_text(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> int:
+def stash_text(at: SparkStatements, layout: Layout, staged: Sequence[StagedRows]) -> int:
     """COPY the staged lines into the outbox, some MiB at a time; return how many records that makes."""
-    copy = at.render("stash_text", outbox_columns=_names(layout.text_columns))
+    copy = at.composed("stash_text", outbox_columns=_names(layout.text_columns))
     there = stashed = 0
     for rows in staged:
         inline = [[(rows.count, b"".join(rows.inline))]] if rows.inline else []
@@ -76,7 +76,7 @@ def stash_text(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> 
 
 
 @contextmanager
-def _copying(cursor: psycopg.Cursor[Any], copy: sql.Composed, at: Statements) -> Iterator[psycopg.Copy]:
+def _copying(cursor: psycopg.Cursor[Any], copy: sql.Composed, at: SparkStatements) -> Iterator[psycopg.Copy]:
     try:
         with cursor.copy(copy) as lines:
             yield lines
@@ -87,8 +87,8 @@ def _copying(cursor: psycopg.Cursor[Any], copy: sql.Composed, at: Statements) ->
         raise PostgresUnreachableError(f"{at.run.outbox}: the connection was lost amid a COPY") from error
 
 
-def _staged_text(at: Statements, table: str) -> Iterator[list[tuple[int, bytes]]]:
-    query = at.render("staged_text", staging=at.staging(table))
+def _staged_text(at: SparkStatements, table: str) -> Iterator[list[tuple[int, bytes]]]:
+    query = at.composed("staged_text", staging=at.staging(table))
     first = 0
     while True:
         with at.connection.cursor(binary=True) as cursor:
@@ -104,7 +104,7 @@ def _staged_text(at: Statements, table: str) -> Iterator[list[tuple[int, bytes]]
 
 
 def stash_rows(
-    at: Statements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions, *, search_path: str
+    at: SparkStatements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions, *, search_path: str
 ) -> int:
     """Show the staged rows to the job's statements, which find names by `search_path`, and insert them in the job's
     order; return how many there are.
@@ -116,7 +116,7 @@ def stash_rows(
         _run_statements(at, options.commit_sql, search_path=search_path)
     count = sum(rows.count for rows in staged)
     if options.order_by:
-        order = at.render("in_order", order=_names(options.order_by))
+        order = at.composed("in_order", order=_names(options.order_by))
         stashed = _insert(at, layout, sql.SQL("pg_temp.staged "), order)
     else:
         stashed = sum(_insert(at, layout, sql.SQL("({}) AS part").format(part), sql.SQL("")) for part in parts)
@@ -128,7 +128,7 @@ def stash_rows(
     return count
 
 
-def _show(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> list[sql.Composed]:
+def _show(at: SparkStatements, layout: Layout, staged: Sequence[StagedRows]) -> list[sql.Composed]:
     """Make the view `staged`; return its parts, in the order of the partitions."""
     tables: list[sql.Composable] = []
     inline: list[bytes] = []
@@ -150,7 +150,7 @@ def _show(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> list[
         for name, (kind, value) in layout.constant.items()
     )
     columns = sql.SQL(", ").join([*(sql.Identifier(column.name) for column in layout.sent), *constants])
-    parts = [at.render("select_staged", columns=columns, staging=table) for table in tables]
+    parts = [at.composed("select_staged", columns=columns, staging=table) for table in tables]
     at.execute("hide_staged")
     try:
         at.execute("show_staged", parts=sql.SQL(" UNION ALL ").join(parts))
@@ -159,18 +159,18 @@ def _show(at: Statements, layout: Layout, staged: Sequence[StagedRows]) -> list[
     return parts
 
 
-def _hold(at: Statements, layout: Layout, lines: Sequence[bytes], *, number: int) -> sql.Identifier:
+def _hold(at: SparkStatements, layout: Layout, lines: Sequence[bytes], *, number: int) -> sql.Identifier:
     table = sql.Identifier(f"outbox_inline_{number}")
     at.execute("hold_inline", staging=table, typed_columns=typed_columns(layout))
     with at.connection.cursor().copy(
-        at.render("copy_inline", staging=table, staged_columns=column_names(layout))
+        at.composed("copy_inline", staging=table, staged_columns=column_names(layout))
     ) as rows:
         for text in lines:
             rows.write(text)
     return table
 
 
-def _run_statements(at: Statements, commit_sql: str, *, search_path: str) -> None:
+def _run_statements(at: SparkStatements, commit_sql: str, *, search_path: str) -> None:
     transaction = at.execute("transaction").fetchone()
     at.execute("look_there", {"search_path": search_path})
     try:
@@ -188,8 +188,8 @@ def _run_statements(at: Statements, commit_sql: str, *, search_path: str) -> Non
     at.execute("look_here")
 
 
-def _insert(at: Statements, layout: Layout, source: sql.Composable, order: sql.Composable) -> int:
-    statement = at.render(
+def _insert(at: SparkStatements, layout: Layout, source: sql.Composable, order: sql.Composable) -> int:
+    statement = at.composed(
         "stash_staged",
         outbox_columns=_names(layout.outbox_columns),
         record_columns=_names(layout.record_columns),

@@ -22,7 +22,7 @@ from airflow_outbox.spark.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-    from airflow_outbox.postgres.connection import Column
+    from airflow_outbox.postgres.columns import Column
 
 Part = Literal["whole", "header names", "header values"]
 

@@ -18,13 +18,14 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName, identifier
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.spark.copy_text import pieces
 from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import CommitId
 from airflow_outbox.spark.retrying import patiently
-from airflow_outbox.sql import statements
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def _copy(table: str, run: StagingRun, layout: Layout, data_source: str) -> Iter
     staging = identifier(run.schema, table)
 
     def statement(name: str, **parts: sql.Composable) -> sql.Composed:
-        return render(statements("spark.sql")[name], run.outbox, staging=staging, **parts)
+        return composed(f"spark.{name}", run.outbox, staging=staging, **parts)
 
     with (
         closing(patiently(lambda: connect(data_source, purpose="spark task", is_pooled=True))) as connection,
@@ -147,7 +148,7 @@ def drop(connection: psycopg.Connection[Any], run: StagingRun, tables: Sequence[
         try:
             with connection.transaction():
                 for name in ("look_here", "wait_briefly", "drop_staging"):
-                    connection.execute(render(statements("spark.sql")[name], run.outbox, staging=staging))
+                    connection.execute(composed(f"spark.{name}", run.outbox, staging=staging))
         except psycopg.Error as error:
             log.warning("%s is left to a later run: %s", table, error)
 
@@ -161,8 +162,8 @@ def sweep(connection: psycopg.Connection[Any], run: StagingRun, *, ttl_seconds: 
         "ttl": ttl_seconds,
     }
     with translated(run.outbox), connection.transaction():
-        connection.execute(render(statements("spark.sql")["look_here"], run.outbox))
-        query = render(statements("spark.sql")["staging_tables"], run.outbox)
+        connection.execute(composed("spark.look_here", run.outbox))
+        query = composed("spark.staging_tables", run.outbox)
         tables = [name for (name,) in connection.execute(query, values).fetchall()]
     drop(connection, run, tables)
 

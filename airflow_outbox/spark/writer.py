@@ -20,8 +20,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from airflow_outbox.errors import JobError, OutboxError, OutboxMissingError
-from airflow_outbox.postgres.connection import connect, render, translated
+from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
@@ -30,7 +31,6 @@ from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.retrying import patiently
 from airflow_outbox.spark.staging import StagedRows, StagingRun, drop, stage, sweep
 from airflow_outbox.spark.validation import Problem, first_problem
-from airflow_outbox.sql import statements
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,11 @@ def planned(connection: psycopg.Connection[Any], schema: StructType, options: Wr
     """Look at the outbox. Raises ConfigurationError, which names the column; OutboxMissingError, PostgresError."""
     outbox = options.outbox
     columns = OutboxTable(connection, outbox).columns
-    with translated(outbox):
-        query = render(statements("spark.sql")["place_of"], outbox)
-        row = connection.execute(query, {"outbox": outbox.text()}).fetchone()
+    statements = Statements(connection, outbox)
+    row = statements.row("spark.place_of", {"outbox": outbox.text()})
     outbox_schema, defaults = cast("tuple[str, list[str]]", row)
     staging = outbox.staging_schema(outbox_schema)
-    with translated(outbox):
-        query = render(statements("queries.sql")["schema_exists"], outbox)
-        [(is_there,)] = connection.execute(query, {"schema": staging}).fetchall()
+    [(is_there,)] = statements.rows("init.schema_exists", {"schema": staging})
     if not is_there:
         raise OutboxMissingError(
             f"there is no schema {staging}, in which jobs stage records for {outbox}. Let the outbox's owner run "

@@ -7,11 +7,16 @@
 | `loaded_rows.sql` | the triggers against rows loaded with other transactions' ids |
 | `soundness.sql` | the problems that the tables must not have |
 | `grants.sql` | the privileges |
-| `queries.sql` | the statements of a running outbox |
+| `connection.sql` | a session's settings, and look-ups before an outbox is known |
+| `stash.sql` | what runs in a caller's own transaction |
+| `fence.sql` | the fence row: who leads, and what a leader records |
+| `windows.sql` | exactly once: read windows, purge what is published |
+| `marks.sql` | at least once: mark, purge, reset |
 | `parked.sql` | the statements about parked records |
 | `archive.sql` | the statements about the archive |
 | `tickets.sql` | the statements about tickets |
 | `spark.sql` | the statements of Spark's writes |
+| `status.sql`, `check.sql`, `adopt.sql`, `init.sql` | the operators' statements |
 | `audit.sql`, `comparison.sql` | the statements of an audit in Postgres; its comparison in SQLite |
 
 `{name}` in a statement stands for an identifier or a type, `%(name)s` for a value.
@@ -32,10 +37,16 @@ def script(name: str) -> str:
     return files(__package__).joinpath(name).read_text("utf-8")
 
 
+def statement(name: str) -> str:
+    """Return the text of one statement: `fence.take_over` is `take_over` in `fence.sql`."""
+    file, _, heading = name.partition(".")
+    return statements(file)[heading]
+
+
 @cache
-def statements(name: str) -> Mapping[str, str]:
-    """Return the named statements of one SQL file. A statement begins below its heading, `-- name --`."""
-    _, *parts = _HEADING.split(script(name))
+def statements(file: str) -> Mapping[str, str]:
+    """Return the statements of one SQL file by name. A statement begins below its heading, `-- name --`."""
+    _, *parts = _HEADING.split(script(f"{file}.sql"))
     return {heading: text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)}
 
 

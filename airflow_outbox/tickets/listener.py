@@ -2,7 +2,7 @@
 triggerer.
 
 A leader announces every move of the watermark by NOTIFY as it deletes what it has published, and at least once a second
-(sql/queries.sql: purge_published, heartbeat). So a listener hears within milliseconds of a commit in Kafka. Only
+(`windows.purge_published`, `fence.heartbeat`). So a listener hears within milliseconds of a commit in Kafka. Only
 Postgres knows whether a transaction was committed, and is asked once per connection. When the watermark sees the
 transaction, one statement gets Postgres' last word:
 
@@ -35,7 +35,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresUnreachableError
-from airflow_outbox.postgres.connection import translated
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets.published import (
     GAVE_UP,

@@ -33,9 +33,9 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBackError, TicketRefusedError
-from airflow_outbox.postgres.connection import render, translated
+from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.values.records import Snapshot, Ticket
 
 MOST_COUNTED = 100_000
@@ -203,7 +203,7 @@ class Watermarks:
 
 
 def proof_of(text: str, secret: UUID) -> str:
-    """Return the proof at the end of an announcement with this text (sql/queries.sql: announcement)."""
+    """Return the proof at the end of an announcement with this text (sql/fence.sql: announcement)."""
     return sha256(secret.bytes + sha256(secret.bytes + text.encode()).digest()).hexdigest()
 
 
@@ -347,4 +347,4 @@ def values_of(transaction_ids: Collection[int], incarnation: int, name: OutboxNa
 
 def query(statement: str, name: OutboxName) -> Any:
     """Return a statement about tickets for one outbox."""
-    return render(statements("tickets.sql")[statement], name)
+    return composed(f"tickets.{statement}", name)

@@ -15,6 +15,7 @@ import psycopg
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
+from airflow_outbox.harvest.postgres_table import PostgresTable, over_purging
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger_state import LedgerState
 from airflow_outbox.harvest.protocol.parking import SingleRecords
@@ -107,7 +108,7 @@ def _tell_of_purges(timers: Timers, purged: Callable[[int], None]) -> None:
         purged(len(ids))
         return flushed
 
-    OutboxTable.purge_published = purge_published  # type: ignore[method-assign]
+    PostgresTable.purge_published = over_purging(purge_published)  # type: ignore[method-assign]
 
 
 def _tell_of_views(taken_over: Callable[[], None]) -> None:

@@ -27,8 +27,8 @@ from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.harvest.protocol.producer_state import Call
-from airflow_outbox.postgres import table
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres import statements
+from airflow_outbox.sql import statement
 
 Counts = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
@@ -84,11 +84,12 @@ class Stop:
 def remove_the_fence_of_postgres() -> None:
     """Statements that go by no fence: whoever asks, they do it."""
 
-    def unfenced(name: str) -> Mapping[str, str]:
-        found = {heading: text.replace(" AND view = %(view)s", "") for heading, text in statements(name).items()}
-        return found | {"holds_fence": "SELECT true"}
+    def unfenced(name: str) -> str:
+        if name == "fence.holds_fence":
+            return "SELECT true"
+        return statement(name) if name.startswith("parked.") else statement(name).replace(" AND view = %(view)s", "")
 
-    table.statements = unfenced  # type: ignore[assignment]
+    statements.statement = unfenced
 
 
 def remove_the_fence_of_kafka() -> None:

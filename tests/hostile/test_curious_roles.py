@@ -28,10 +28,9 @@ from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.hooks.commits import earlier_ticket
-from airflow_outbox.postgres.connection import render
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.soundness import require_sound
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.tickets.listener import Listener
 from airflow_outbox.tickets.published import TicketState
 
@@ -172,7 +171,7 @@ def test_a_commit_counts_for_the_role_that_entered_it(town: Town) -> None:
             owner.execute(line.encode())
     name = OutboxName.parse("outbox")
     forged = {"app_id": "airflow/shop/run/stash/-1", "version": 0, "records": 0}
-    enter = render(statements("queries.sql")["commit_once"], name)
+    enter = composed("stash.commit_once", name)
     with town.connect("curious") as curious:
         assert curious.execute(enter, forged).fetchone() is not None
         for column, value in {"owner": f"'{town.role('job')}'", "transaction_id": "'7'::xid8"}.items():

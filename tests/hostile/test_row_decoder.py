@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.topic_cache import Topic, TopicCache
-from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests, shown
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.parked import Why
+from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.pages import PageSnapshot
+from airflow_outbox.values.refusals import Cause, Refusal
 from airflow_outbox.values.terminal import as_json, as_yaml
 
 NAME = OutboxName.parse("outbox")
@@ -113,8 +113,8 @@ def test_every_row_that_postgres_lets_in(decoded: Decoded, written: list[tuple[A
     marked = table.mark(view, max_records=100, max_bytes=10_000_000)
     assert len(marked) == count
     decoded.examined(marked)
-    parked = parked_table(table)
-    parked.park(view, {record.id: Why("headers", record.topic + "\0\udcff", None) for record in marked}, None)
+    parked = ParkedTable(table)
+    parked.park(view, {record.id: Refusal(Cause.HEADERS, record.topic + "\0\udcff") for record in marked}, None)
     lanes, _ = parked.lanes()
     assert sum(lanes.values()) == count
     requests = ParkedRequests(decoded.connection, NAME)

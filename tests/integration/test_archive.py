@@ -16,10 +16,10 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import FencedError, InvalidNameError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.operate.check import examine
 from airflow_outbox.postgres.archive import DAYS_AHEAD, Archive
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.pages import PageSnapshot
@@ -116,7 +116,7 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
         " transaction_id, incarnation) SELECT id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
         " kafka_header_values, transaction_id, 1 FROM outbox"
     )
-    parked_table(table).unpark(view, [2])
+    ParkedTable(table).unpark(view, [2])
     assert query("SELECT id, kafka_key FROM outbox_archive") == [(2, "k1")]
     assert query("SELECT number FROM outbox_parked") == [(1,)]
 

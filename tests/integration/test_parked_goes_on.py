@@ -17,9 +17,9 @@ from support.harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, 
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
-from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 
@@ -138,7 +138,7 @@ def test_many_keys_that_go_on_at_once_are_found_soon(database: str) -> None:
         connection.execute("ANALYZE outbox_parked")
         table, view = OutboxTable(connection, name), uuid4()
         table.take_over(view, [table.backend()], member="test")
-        parked = parked_table(table)
+        parked = ParkedTable(table)
         began = time.monotonic()
         assert parked.release(view, max_records=20_000)
         connection.execute("ANALYZE outbox_parked")
@@ -161,7 +161,7 @@ def test_a_topic_goes_on_past_many_keys_that_wait_until_somebody_asks(database: 
         )
         connection.execute("UPDATE outbox_parked SET cause = 'unknown_topic', retry_at = now() WHERE id = 49999")
         connection.execute("ANALYZE outbox_parked")
-        parked = parked_table(OutboxTable(connection, name))
+        parked = ParkedTable(OutboxTable(connection, name))
         began = time.monotonic()
         rows = parked.due(max_records=25_000, max_bytes=10**9, of_all_lanes=False)
         assert time.monotonic() - began < 5

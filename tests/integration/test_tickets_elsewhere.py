@@ -25,9 +25,8 @@ from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.errors import TicketRefusedError
 from airflow_outbox.hooks.commits import earlier_ticket
 from airflow_outbox.operate.status import read_status
-from airflow_outbox.postgres.connection import render
 from airflow_outbox.postgres.schema import init_outbox
-from airflow_outbox.sql import statements
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.tickets.listener import Listener
 from airflow_outbox.tickets.published import TicketState, TicketStatus, proof_of, ticket_status
 
@@ -276,7 +275,7 @@ def committed(connection: psycopg.Connection[Any], version: int) -> Ticket:
     entry = {"app_id": "job", "version": version, "records": 1}
     with connection.transaction():
         ticket = stash(connection, OutboxRecord("t", "k", "v"))
-        connection.execute(render(statements("queries.sql")["commit_once"], NAME), entry)
+        connection.execute(composed("stash.commit_once", NAME), entry)
     return ticket
 
 

@@ -26,8 +26,8 @@ from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.kafka import topic_cache
 from airflow_outbox.harvest.kafka.record_size import size_for_broker
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.values.records import MarkedRecord
+from airflow_outbox.values.refusals import Cause, Refusal
 
 LIMIT = 5000
 NOISE = random.Random(1).randbytes(2 * LIMIT)

@@ -18,11 +18,11 @@ from psycopg import sql
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.protocol.windows import Windows
-from airflow_outbox.postgres.connection import connect, render
+from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.postgres.table import OutboxTable
-from airflow_outbox.sql import statements as statements_of
 from airflow_outbox.values.pages import OutboxRow
 from airflow_outbox.values.records import Snapshot
 
@@ -237,15 +237,15 @@ def test_a_transaction_without_end_costs_nothing(prepared_database: str) -> None
 
 
 def plan(table: OutboxTable, statement: str, **values: object) -> str:
-    query = render(
-        statements_of("queries.sql")[statement],
+    query = composed(
+        f"windows.{statement}",
         table.name,
         partition=sql.Identifier("kafka_partition"),
         transaction_id=sql.SQL("NULL::bigint"),
         durable=sql.SQL("0"),
         table=sql.SQL("NULL"),
         last_drawn=sql.SQL("0"),
-        measured=render(statements_of("queries.sql")["measured"], table.name),
+        measured=composed("windows.measured", table.name),
     )
     given = {"max_records": 10_000, "max_size": 10**8, "most_bytes": 10**8, "above": 0, "within": None, **values}
     rows = table.connection.execute(sql.SQL("EXPLAIN {}").format(query), given).fetchall()
@@ -263,7 +263,7 @@ def test_transactions_to_come_are_looked_for_without_a_look_at_dead_rows(prepare
         committed(connection, [str(number) for number in range(2000)], random.Random())
         connection.execute("DELETE FROM outbox")
         connection.execute("SET enable_seqscan = off")
-        query = render(statements_of("queries.sql")["newest_transaction_id"], NAME)
+        query = composed("fence.newest_transaction_id", NAME)
         explaining = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT {}").format(query)
         (found,) = connection.execute(explaining).fetchall()
         plan = found[0][0]["Plan"]

@@ -24,7 +24,7 @@ from typing import Any
 
 from simulation.loop import ELSEWHERE
 
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
+from airflow_outbox.values.refusals import Cause, Refusal
 
 LEDGER = ("ledger", 0)
 PARTITIONS = 2

@@ -17,11 +17,11 @@ from airflow_outbox.errors import HistoryError, KafkaError, PublishError, Record
 from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
-from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.producer_state import JITTER, Call, Transaction
 from airflow_outbox.harvest.rotation import Rotation
 from airflow_outbox.values.pages import OutboxRow
 from airflow_outbox.values.records import MarkedRecord
+from airflow_outbox.values.refusals import Refusal
 
 MAX_VALUE_SIZE = 1_000_000
 TRANSACTIONAL_ID = "outbox"

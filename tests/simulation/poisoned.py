@@ -14,7 +14,7 @@ from typing import Any
 from simulation.histories import History
 from simulation.postgres import ParkedRow
 
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
+from airflow_outbox.values.refusals import Cause, Refusal
 
 TOPICS = ("t0", "t1")
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.tickets.published import proof_of
 from airflow_outbox.values.fence import Flushed, History, LedgerPosition, OperatorRequest
 from airflow_outbox.values.records import MarkedRecord, Snapshot
+from airflow_outbox.values.refusals import Refusal
 
 OUTBOX_ID = UUID(int=1)
 SECRET = UUID(int=2)

@@ -17,10 +17,10 @@ from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
 from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
+from airflow_outbox.values.refusals import Cause, Refusal
 
 LOCK_TIMEOUT = 1.0
 

@@ -14,10 +14,10 @@ from simulation.statements import Backend, Server
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.protocol.ledger import Parked
-from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
 from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
+from airflow_outbox.values.refusals import Refusal
 
 _STATEMENT_TIMEOUT = 5.0
 _LOOK_TIMEOUT = 1.0

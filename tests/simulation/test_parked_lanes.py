@@ -15,8 +15,9 @@ from simulation.checker import seen
 from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
-from airflow_outbox.harvest.protocol.parking import Cause, Diversion, ParkedLanes, Refusal
+from airflow_outbox.harvest.protocol.parking import Diversion, ParkedLanes
 from airflow_outbox.values.records import MarkedRecord
+from airflow_outbox.values.refusals import Cause, Refusal
 
 _SLOW = 1.0  # seconds that a statement takes on its way
 _LONGEST = 20.0

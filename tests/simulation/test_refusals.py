@@ -10,8 +10,8 @@ from simulation.checker import complaints
 from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.values.records import MarkedRecord
+from airflow_outbox.values.refusals import Cause, Refusal
 
 DESIGNS = {
     "single records": Design(),

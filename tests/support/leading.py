@@ -10,14 +10,14 @@ from uuid import uuid4
 import psycopg
 
 from airflow_outbox import OutboxRecord, Ticket, stash
-from airflow_outbox.harvest.parked_records import parked_table
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.parked import Why
+from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.schema import Role, grant_statements, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.fence import Flushed, LedgerPosition
 from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.refusals import Cause, Refusal
 
 NAME = OutboxName.parse("outbox")
 
@@ -53,12 +53,12 @@ class Leader:
 
     def park(self, ticket: Ticket, records: int, reason: str = "refused") -> None:
         """Park the first records of a transaction, as such that Kafka has refused."""
-        parked = parked_table(self.table)
+        parked = ParkedTable(self.table)
         ids = self.connection.execute(
             "SELECT id FROM outbox WHERE transaction_id = %s::text::xid8 ORDER BY id LIMIT %s",
             [str(ticket.transaction_id), records],
         )
-        parked.park(self.view, {id: Why("record_refused", reason, None) for (id,) in ids}, self.watermark())
+        parked.park(self.view, {id: Refusal(Cause.REFUSED, reason) for (id,) in ids}, self.watermark())
 
     def discard(self) -> None:
         """Discard what is parked, as an operator has it done."""

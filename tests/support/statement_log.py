@@ -38,7 +38,7 @@ class Statement:
 
     @property
     def name(self) -> str | None:
-        """What sql/queries.sql calls it; None of any other."""
+        """Its name in the SQL files of a running harvester; None for any other."""
         return next((name for name, pattern in _queries().items() if pattern.fullmatch(self.text.strip())), None)
 
 
@@ -46,7 +46,8 @@ class Statement:
 def _queries() -> dict[str, re.Pattern[str]]:
     return {
         name: re.compile(".*?".join(map(re.escape, _FILLED_IN.split(text))), re.DOTALL)
-        for name, text in statements("queries.sql").items()
+        for file in ("connection", "fence", "windows", "marks")
+        for name, text in statements(file).items()
     }
 
 

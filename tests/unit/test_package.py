@@ -91,7 +91,7 @@ def test_entry_points_lead_to_something() -> None:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     statements = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.sql")}
-    assert {"airflow_outbox/sql/schema.sql", "airflow_outbox/sql/queries.sql"} <= statements
+    assert {"airflow_outbox/sql/schema.sql", "airflow_outbox/sql/fence.sql"} <= statements
     assert any(path.startswith("airflow_outbox/sql/migrations/") for path in statements)
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     modules ^= {"airflow_outbox/spark/pyspark_outbox.py", "pyspark_outbox.py"}

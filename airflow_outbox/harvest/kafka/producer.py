@@ -28,8 +28,8 @@ from airflow_outbox.harvest.kafka.errors import (
 from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.ports import Delivery
-from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.values.records import MarkedRecord
+from airflow_outbox.values.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 

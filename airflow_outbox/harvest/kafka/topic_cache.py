@@ -48,9 +48,9 @@ from airflow_outbox.harvest.kafka.record_size import (
     size_for_client,
 )
 from airflow_outbox.harvest.kafka.topic_requests import TopicRequests
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.postgres.names import is_kafkas_own
 from airflow_outbox.values.pages import SIZE, OutboxRow
+from airflow_outbox.values.refusals import Cause, Refusal
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LOOKED_UP_AT_ONCE = 500

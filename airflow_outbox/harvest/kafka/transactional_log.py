@@ -14,11 +14,11 @@ from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_producer import CALLS_UNTIL_STUCK, TransactionalProducer, fence_producer
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
-from airflow_outbox.harvest.protocol.parking import Refusal
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.rotation import Rotation
 from airflow_outbox.harvest.worker import Worker
 from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.refusals import Refusal
 
 
 def transactional_ids(

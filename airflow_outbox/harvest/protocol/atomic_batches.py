@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import cast
 
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, total_size
 from airflow_outbox.values.records import Lane
+from airflow_outbox.values.refusals import Cause, Refusal
 
 _transaction = itemgetter(TRANSACTION_ID)
 _SET_ASIDE_AT_ONCE = 10  # transactions after a page, at most

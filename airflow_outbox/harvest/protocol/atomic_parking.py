@@ -24,12 +24,12 @@ from airflow_outbox.harvest.protocol.parking import (
     Caution,
     Diversion,
     ParkedLanes,
-    Refusal,
     Retry,
     passed,
     stand_for_topics,
 )
 from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow
+from airflow_outbox.values.refusals import Refusal
 
 
 class WholeTransactions:

@@ -9,10 +9,11 @@ from functools import cached_property
 from uuid import UUID
 
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
-from airflow_outbox.harvest.protocol.parking import Diversion, Refusal
+from airflow_outbox.harvest.protocol.parking import Diversion
 from airflow_outbox.values.fence import Fence, LedgerPosition
 from airflow_outbox.values.pages import Length, OutboxRow, total_size
 from airflow_outbox.values.records import Snapshot
+from airflow_outbox.values.refusals import Refusal
 
 _NOTHING_SEEN = Snapshot(1, 1)
 

@@ -33,66 +33,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from airflow_outbox.harvest.protocol.ledger import Parked, runs
+from airflow_outbox.harvest.protocol.ledger import Parked, expanded, runs
 from airflow_outbox.values.pages import Length
 from airflow_outbox.values.records import Lane
+from airflow_outbox.values.refusals import Cause, Refusal
 
 _PORTIONS = 100  # into which suspects are divided; waiting for each takes some milliseconds
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
-
-
-class Cause(StrEnum):
-    """Why a record can't be published."""
-
-    ID = "id"
-    HEADERS = "headers"
-    TOPIC_NAME = "topic_name"
-    UNKNOWN_TOPIC = "unknown_topic"
-    NOT_AUTHORIZED = "not_authorized"
-    UNAVAILABLE = "unavailable"
-    CLOCK = "clock"
-    PARTITION = "partition"
-    TOO_LARGE = "too_large"
-    UNTRIED = "untried"
-    SPREAD = "spread"
-    REFUSED = "refused"
-
-    @property
-    def is_of_the_topic(self) -> bool:
-        """Whether no record of the topic can be published."""
-        return self in (
-            Cause.TOPIC_NAME,
-            Cause.UNKNOWN_TOPIC,
-            Cause.NOT_AUTHORIZED,
-            Cause.UNAVAILABLE,
-            Cause.CLOCK,
-        )
-
-    @property
-    def can_pass(self) -> bool:
-        """Whether it may pass without a correction of the record."""
-        return self in (
-            Cause.UNKNOWN_TOPIC,
-            Cause.NOT_AUTHORIZED,
-            Cause.UNAVAILABLE,
-            Cause.CLOCK,
-            Cause.PARTITION,
-            Cause.UNTRIED,
-            Cause.SPREAD,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The cause why a record can't be published. `reason` names no record, so that many can share it."""
-
-    cause: Cause
-    reason: str
 
 
 @dataclass(slots=True)
@@ -117,6 +68,15 @@ class Diversion(Generic[Row]):
         if self.waiting:
             parked.append(Parked(None, None, runs(self.waiting)))
         return tuple(parked)
+
+
+def refusals_of(parked: Iterable[Parked]) -> dict[int, Refusal | None]:
+    """The refusal of each record in a ledger entry's groups, by id; None for one that waits behind another."""
+    found: dict[int, Refusal | None] = {}
+    for group in parked:
+        refusal = None if group.cause is None else Refusal(Cause(group.cause), group.reason or "")
+        found.update(dict.fromkeys(expanded(group.runs), refusal))
+    return found
 
 
 def stand_for_topics(rows: Iterable[Row], refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:

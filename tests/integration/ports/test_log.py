@@ -26,9 +26,9 @@ from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.ports import Delivery, Log, TransactionalLog
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head
-from airflow_outbox.harvest.protocol.parking import Cause
 from airflow_outbox.values.pages import OutboxRow
 from airflow_outbox.values.records import MarkedRecord, Snapshot
+from airflow_outbox.values.refusals import Cause
 
 
 def config(kafka: EmbeddedKafka, **settings: Any) -> HarvestConfig:

@@ -13,10 +13,10 @@ from support.tables_under_test import ALL, TableUnderTest
 
 from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
-from airflow_outbox.harvest.protocol.parking import Cause, Refusal
 from airflow_outbox.postgres import parked as parked_table
 from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
+from airflow_outbox.values.refusals import Cause, Refusal
 
 WAITING = None
 A, B, C = ("t", "a"), ("t", "b"), ("t", "c")

@@ -105,7 +105,7 @@ def test_the_package_works_from_its_zip_without_airflow(tmp_path: Path) -> None:
         f"sys.path.insert(0, {str(path)!r})\n"
         "import pyspark_outbox, airflow_outbox.audit.spark_job\n"
         "from airflow_outbox.sql import statements\n"
-        "assert statements('spark.sql')\n"
+        "assert statements('spark')\n"
         "print(pyspark_outbox.__file__, pyspark_outbox.DefaultSource.name())"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

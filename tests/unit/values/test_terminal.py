@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from airflow_outbox.sql import migrations, script
 from airflow_outbox.values.terminal import as_json, as_yaml, escaped
 
 HOSTILE = "\x1b[2J\x7f\x9b\u202e\udcffé"
-FILES = ("archive", "audit", "comparison", "grants", "loaded_rows", "parked", "queries", "schema", "spark", "tickets")
+FILES = sorted(entry.name for entry in files("airflow_outbox.sql").iterdir() if entry.name.endswith(".sql"))
 
 
 def test_what_is_not_printable_is_escaped() -> None:
@@ -30,7 +31,7 @@ def test_json_and_yaml_hold_the_same_and_only_what_is_printable() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_statements_fit_into_every_encoding(name: str) -> None:
-    assert script(f"{name}.sql").isascii()
+    assert script(name).isascii()
 
 
 def test_migrations_fit_into_every_encoding() -> None:

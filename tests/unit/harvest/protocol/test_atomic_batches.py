@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.harvest.protocol.atomic_batches import Closure, Taken, behind, lengths_in, transactions
-from airflow_outbox.harvest.protocol.parking import Cause
 from airflow_outbox.values.pages import TRANSACTION_ID, OutboxRow
+from airflow_outbox.values.refusals import Cause
 
 HELD = 8
 HELD_BYTES = 1000

@@ -6,8 +6,9 @@ import pytest
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
 from airflow_outbox.harvest.protocol.atomic_parking import WholeTransactions
-from airflow_outbox.harvest.protocol.parking import Cause, Caution, ParkedLanes, Refusal
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
 from airflow_outbox.values.pages import Length, OutboxRow
+from airflow_outbox.values.refusals import Cause, Refusal
 
 
 def row(number: int, transaction_id: int, key: str = "k") -> OutboxRow:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_outbox.harvest.protocol.parking import Cause, Caution, Refusal
+from airflow_outbox.harvest.protocol.parking import Caution
+from airflow_outbox.values.refusals import Cause, Refusal
 
 MOST_FAILURES = 5
 """For each refused record, whatever its batch: it is believed once, and then divided by a hundred."""

@@ -1,0 +1,40 @@
+"""An outbox's columns, which decide how a statement about it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from airflow_outbox.postgres.errors import translated
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.statements import composed
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the outbox: its type as Postgres names it, and its limit in characters, if any."""
+
+    type: str
+    max_length: int | None
+
+    @property
+    def is_bytes(self) -> bool:
+        return self.type.startswith("bytea")
+
+
+def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
+    """Return the parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""
+    parts = {"key_type": "kafka_key", "value_type": "kafka_value", "header_type": "kafka_header_values"}
+    return {part: sql.SQL(cast("Any", columns[column].type.removesuffix("[]"))) for part, column in parts.items()}
+
+
+def read_columns(connection: psycopg.Connection[Any], name: OutboxName) -> Mapping[str, Column]:
+    """Return the columns of an outbox by name; empty when there is no such table."""
+    with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(composed("connection.columns"), {"table": name.text()})
+        return {column: Column(kind, max_length) for column, kind, max_length in cursor}

@@ -1,0 +1,77 @@
+"""The one way to the statements in `sql/`: find one by its name, fill in an outbox's tables, run it, translate errors.
+
+A statement's name says where it stands: `fence.take_over` is `take_over` in `sql/fence.sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+
+from airflow_outbox.postgres.errors import translated
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.sql import statement
+
+_BESIDE = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
+
+
+def composed(name: str, outbox: OutboxName | None = None, /, **parts: sql.Composable) -> sql.Composed:
+    """Return a statement with an outbox's table names, and `parts`, filled in."""
+    return filled(statement(name), outbox, **parts)
+
+
+def filled(text: str, outbox: OutboxName | None, /, **parts: sql.Composable) -> sql.Composed:
+    """Return the text of statements with an outbox's table names, and `parts`, filled in."""
+    tables = {} if outbox is None else _tables(outbox)
+    return sql.SQL(cast("Any", text)).format(**{**tables, **parts})
+
+
+def _tables(outbox: OutboxName) -> dict[str, sql.Composable]:
+    names = {suffix or "outbox": outbox.beside(suffix) for suffix in ("", *_BESIDE)}
+    texts = {f"{suffix or 'outbox'}_text": sql.Literal(outbox.text(suffix)) for suffix in ("", *_BESIDE)}
+    return {**names, **texts}
+
+
+class Statements:
+    """The statements about one outbox, over one connection. `parts` are filled into all of them."""
+
+    def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxName, **parts: sql.Composable) -> None:
+        self.connection = connection
+        self.outbox = outbox
+        self._parts = {**_tables(outbox), **parts}
+
+    def having(self, **parts: sql.Composable) -> Statements:
+        """Return the same statements with more parts."""
+        return Statements(self.connection, self.outbox, **{**self._parts, **parts})
+
+    def composed(self, name: str, /, **parts: sql.Composable) -> sql.Composed:
+        """Return a statement that is filled in, but not run."""
+        return filled(statement(name), None, **{**self._parts, **parts})
+
+    def execute(
+        self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable
+    ) -> psycopg.Cursor[Any]:
+        """Run a statement. Raises PostgresError."""
+        with translated(self.outbox):
+            return self.connection.execute(self.composed(name, **parts), values)
+
+    def row(self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable) -> Any:
+        """Run a statement; return its first row, None without one. Raises PostgresError."""
+        with translated(self.outbox):
+            return self.execute(name, values, **parts).fetchone()
+
+    def named_row(self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable) -> Any:
+        """Run a statement; return its first row as a named tuple, None without one. Raises PostgresError."""
+        with translated(self.outbox), self.connection.cursor(row_factory=namedtuple_row) as cursor:
+            return cursor.execute(self.composed(name, **parts), values).fetchone()
+
+    def rows(
+        self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement; return all its rows. Raises PostgresError."""
+        with translated(self.outbox):
+            return self.execute(name, values, **parts).fetchall()
