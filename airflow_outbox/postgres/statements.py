@@ -39,7 +39,7 @@ def _tables(outbox: OutboxName) -> dict[str, sql.Composable]:
 class Statements:
     """The statements about one outbox, over one connection. `parts` are filled into all of them."""
 
-    def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxName, **parts: sql.Composable) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxName, /, **parts: sql.Composable) -> None:
         self.connection = connection
         self.outbox = outbox
         self._parts = {**_tables(outbox), **parts}
