@@ -184,7 +184,7 @@ def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int
             f"{name} is at schema version {version}, this release knows {SCHEMA_VERSION}: "
             "install a newer airflow-outbox"
         )
-    steps = range(version + 1, SCHEMA_VERSION + 1)
+    steps = [step for step in migrations() if version < step <= SCHEMA_VERSION]
     for step in steps:
         connection.execute(filled(migrations()[step], name))
         Statements(connection, name).execute("init.set_schema_version", {"version": step})

@@ -20,6 +20,7 @@ _KINDS = {
     "commits": "table",
     "adopted": "table",
     "parked": "table",
+    "trouble": "table",
     "published": "view",
     "archive": "archive",
 }

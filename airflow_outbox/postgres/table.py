@@ -35,7 +35,7 @@ from airflow_outbox.values.fence import Fence, Flushed, History, LedgerPosition,
 from airflow_outbox.values.pages import ANY_BYTES, Length, OutboxRow, Page, PageSize, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 8
 SHARD = 0
 _MOST_OTHERS = 32  # each row of the range is compared with every one of them
 
@@ -350,6 +350,10 @@ class OutboxTable:
             raise self._fenced()
         request = OperatorRequest(paused=row.paused, handover=row.handover)
         return Pulse(request, row.present_table_oid, self._drawn(row.last_drawn), row.beats)
+
+    def leave(self, view: UUID) -> None:
+        """Record that this view's leader has ended in order: nobody leads."""
+        self._statements.execute("fence.leave", {"view": view, "shard": SHARD})
 
     def halt(self, view: UUID, reason: str) -> None:
         """Stop harvesting until an operator adopts."""

@@ -16,6 +16,7 @@
 | `archive.sql` | the statements about the archive |
 | `tickets.sql` | the statements about tickets |
 | `spark.sql` | the statements of Spark's writes |
+| `verdict.sql`, `trouble.sql` | the facts of the verdict; what a member tells of itself |
 | `status.sql`, `check.sql`, `adopt.sql`, `init.sql` | the operators' statements |
 | `audit.sql`, `comparison.sql` | the statements of an audit in Postgres; its comparison in SQLite |
 

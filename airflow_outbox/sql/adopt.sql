@@ -36,7 +36,7 @@ WHERE shard = %(shard)s
 -- published records. It follows no view, so that no statement of an earlier leader does anything.
 UPDATE {leader}
 SET outbox_id = gen_random_uuid(), secret = gen_random_uuid(), incarnation = incarnation + 1, view = NULL, begun_view = NULL, backends = jsonb_build_array(),
-    member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, last_error = NULL, last_error_at = NULL,
+    member = NULL, took_over_at = NULL, heartbeat_at = NULL, in_flight = 0, rate = 0, published = 0, published_at = NULL, last_error = NULL, last_error_at = NULL,
     handover_asked_at = NULL, delivery = NULL, transactional_ids = ARRAY[]::text[], system_identifier = NULL, timeline = NULL, table_oid = NULL,
     database_oid = NULL, ledger_topic_id = NULL, witnessed_batch = 0, ledger_offset = 0,
     highest_id = (SELECT coalesce(max(id), 0) FROM {outbox} WHERE id < 4611686018427387904), beats = 0, halted = NULL, watermark = NULL, covered_batch = 0,

@@ -93,9 +93,12 @@ SELECT view IS NOT DISTINCT FROM %(view)s FROM {leader} WHERE shard = %(shard)s
 -- Keeps the fence row's account: alive, how many records have been published, what is witnessed of the ledger, and how
 -- far everything is published (null: as before), which it announces like `purge_published`. Returns operators'
 -- requests, and values that show that the table was exchanged or its ids set back; no row when the fence names another
--- view.
+-- view. The last error is over once something is published, or nothing is in flight.
 UPDATE {leader}
 SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s,
+    published_at = CASE WHEN %(published)s > 0 THEN clock_timestamp() ELSE published_at END,
+    last_error = CASE WHEN %(published)s = 0 AND %(in_flight)s > 0 THEN last_error END,
+    last_error_at = CASE WHEN %(published)s = 0 AND %(in_flight)s > 0 THEN last_error_at END,
     beats = beats + 1,
     witnessed_batch = coalesce(%(batch)s, witnessed_batch), ledger_offset = coalesce(%(offset)s, ledger_offset),
     highest_id = coalesce(%(highest_id)s, highest_id),
@@ -118,13 +121,17 @@ concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 
     uuid_send(secret) || convert_to(concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END), 'UTF8')
 )), 'hex'))
 
+-- leave --
+-- Ends a leadership in order: nobody leads, and nothing is in flight any more, if the fence still names this view.
+UPDATE {leader} SET member = NULL, in_flight = 0, rate = 0 WHERE shard = %(shard)s AND view = %(view)s
+
 -- halt --
 -- Stops harvesting until an operator adopts, whoever leads: the difference found may not show any more at the next
 -- look.
 UPDATE {leader} SET halted = %(reason)s WHERE shard = %(shard)s AND view = %(view)s
 
 -- note_error --
--- Records why this view could not go on, for `check` and operators.
+-- Records why this view could not go on. While the reason is the same, so is its time.
 UPDATE {leader}
-SET last_error = %(error)s, last_error_at = clock_timestamp()
+SET last_error = %(error)s, last_error_at = CASE WHEN last_error = %(error)s THEN last_error_at ELSE clock_timestamp() END
 WHERE shard = %(shard)s AND view = %(view)s

@@ -27,13 +27,13 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};
 GRANT SELECT, UPDATE ON {leader} TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {parked} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {parked}, {trouble} TO {role};
 GRANT SELECT ON {published} TO {role};
 
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked}, {published} TO {role};
+GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked}, {published}, {trouble} TO {role};
 
 -- harvest_archive --
 -- And to move published records into the archive, and to delete records from its default partition.
@@ -50,7 +50,7 @@ GRANT SELECT, INSERT (app_id, version, records, incarnation) ON {commits} TO {ro
 
 -- operate --
 -- To operate, beside what `look` allows: pause and hand over, and ask for parked records to be retried or discarded.
-GRANT UPDATE (paused, handover_asked_at) ON {leader} TO {role};
+GRANT UPDATE (paused, paused_at, handover_asked_at) ON {leader} TO {role};
 GRANT UPDATE (requested, request_reason) ON {parked} TO {role};
 
 -- job_schema --

@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 6; `loaded_rows.sql` adds the outbox's trigger.
+-- The tables of an outbox, whole, at schema version 8; `loaded_rows.sql` adds the outbox's trigger.
 -- {outbox}, {leader}, {commits}, ...: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
@@ -55,7 +55,9 @@ CREATE TABLE {leader} (
     transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
     database_oid      OID,
     begun_view        UUID,
-    secret            UUID NOT NULL DEFAULT gen_random_uuid()
+    secret            UUID NOT NULL DEFAULT gen_random_uuid(),
+    paused_at         TIMESTAMPTZ,
+    published_at      TIMESTAMPTZ
 );
 
 -- How far everything is published, one row per shard, up to a second late. A transaction whose id a watermark sees has
@@ -132,7 +134,16 @@ CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS
 CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 6);
+INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 8);
+
+-- What members can't do now, one row a member that can't; it repeats it every few seconds.
+CREATE TABLE {trouble} (
+    member  TEXT PRIMARY KEY,
+    kind    TEXT NOT NULL,
+    error   TEXT NOT NULL,
+    since   TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    told_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
+);
 
 -- A request bears the session user's name, whatever it says.
 CREATE FUNCTION {asked}() RETURNS trigger

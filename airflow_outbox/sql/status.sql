@@ -7,12 +7,6 @@ SELECT shard, member, view, took_over_at, extract(epoch FROM clock_timestamp() -
 FROM {leader}
 ORDER BY shard
 
--- backlog --
--- How many records wait, and for how many seconds the oldest has waited. A writer may give any time: infinity is
--- ignored, and a time in the future counts as now.
-SELECT count, extract(epoch FROM clock_timestamp() - CASE WHEN oldest > clock_timestamp() THEN clock_timestamp() ELSE oldest END)::float8
-FROM (SELECT count(*), min(create_time) FILTER (WHERE isfinite(create_time)) AS oldest FROM {outbox}) AS waiting
-
 -- dead_rows --
 -- About how many purged rows still take up room in the outbox, since no vacuum has removed them.
 SELECT pg_stat_get_dead_tuples(to_regclass(%(outbox)s))
@@ -42,7 +36,8 @@ LIMIT 1
 
 -- ask_pause --
 -- Asks every leader to pause or to go on; it sees that with its next heartbeat.
-UPDATE {leader} SET paused = %(paused)s
+-- It is paused since the first of such requests.
+UPDATE {leader} SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, clock_timestamp()) END
 
 -- ask_handover --
 -- Asks a shard's leader to let another member lead; it sees that with its next heartbeat.

@@ -67,6 +67,9 @@ STATEMENTS = {
     "discard a record": "UPDATE app.outbox_parked SET discarded_at = now()",
     "change a parked value": "UPDATE app.outbox_parked SET kafka_value = 'x'",
     "delete a parked record": "DELETE FROM app.outbox_parked",
+    "read what members can't do": "SELECT * FROM app.outbox_trouble",
+    "tell what a member can't do": "INSERT INTO app.outbox_trouble (member, kind, error) VALUES ('m', 'kafka', 'e')",
+    "take back what a member can't do": "DELETE FROM app.outbox_trouble",
     "read the list of commits": "SELECT * FROM app.outbox_commits",
     "enter a commit": "INSERT INTO app.outbox_commits (app_id, version, records, incarnation) VALUES ('a', 1, 1, 1)",
     "enter a commit for another role": ""

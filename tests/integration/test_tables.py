@@ -63,7 +63,7 @@ def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psy
     old, new = OutboxName.parse("old.outbox"), OutboxName.parse("new.outbox")
     assert init_outbox(connection, old) == [f"migrated {old} from schema version 0 to {SCHEMA_VERSION}"]
     init_outbox(connection, new)
-    for suffix in ("leader", "commits"):
+    for suffix in ("leader", "commits", "trouble"):
         assert table_shape(connection, old.text(suffix)) == table_shape(connection, new.text(suffix))
     assert table_shape(connection, "old.outbox") == before
     assert OutboxTable(connection, old).identity().incarnation == 1

@@ -43,6 +43,7 @@ AS_OF_VERSION_4 = """
 DROP VIEW outbox_published;
 ALTER TABLE outbox_leader
     DROP COLUMN transactional_ids, DROP COLUMN database_oid, DROP COLUMN begun_view, DROP COLUMN secret,
+    DROP COLUMN paused_at, DROP COLUMN published_at,
     ADD COLUMN transactional_id TEXT;
 CREATE VIEW outbox_published AS
     SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM outbox_leader;
@@ -50,11 +51,12 @@ ALTER TABLE outbox_commits DROP COLUMN incarnation, DROP COLUMN owner, ADD PRIMA
 DROP TRIGGER asked ON outbox_parked;
 DROP TRIGGER requested ON outbox_parked;
 DROP FUNCTION outbox_asked;
+DROP TABLE outbox_trouble;
 ALTER TABLE outbox_parked ALTER COLUMN kafka_key SET NOT NULL;
 ALTER TABLE outbox DROP CONSTRAINT headers_have_one_dimension, DROP CONSTRAINT id_can_be_read;
 UPDATE outbox_leader SET schema_version = 4, transactional_id = 'the only one'
 """
-"""Takes from a new outbox what schema versions 5 and 6 have added; the triggers against loaded rows stay."""
+"""Takes from a new outbox what schema versions 5 to 8 have added; the triggers against loaded rows stay."""
 
 
 @dataclass(slots=True)
