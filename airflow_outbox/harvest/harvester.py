@@ -69,7 +69,6 @@ class Harvester:
         self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
         self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._throttled_until = float("-inf")  # when a quota is reported again
-        self._noting: asyncio.Task[None] | None = None
         self._recent: Counter[str] = Counter()  # by topic, since the last progress event
         self._reported = 0
 
@@ -88,7 +87,7 @@ class Harvester:
                 if future.done():
                     future.result()
         finally:
-            tasks = [task for task in (progress, following, self._returning, self._noting) if task is not None]
+            tasks = [task for task in (progress, following, self._returning) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,13 +102,6 @@ class Harvester:
             return
         self._throttled_until = now + _THROTTLED_INTERVAL
         self._events("throttled", seconds=seconds, client_id=client_id)
-        if self._term is not None:
-            text = f"a quota of Kafka's holds client id {client_id} back: raise its producer_byte_rate, or send less"
-            self._noting = asyncio.create_task(self._note(self._term.view, text))
-
-    async def _note(self, view: UUID, text: str) -> None:
-        with contextlib.suppress(OutboxError):
-            await self._table.note_error(view, text)
 
     async def stop(self, grace: float) -> None:
         """Finish the records in flight, for at most `grace` seconds, leave the group, and end `run`."""
@@ -143,9 +135,11 @@ class Harvester:
             published_before = self.published
             try:
                 if await self._run_term(view):
+                    await self._leave()
                     self._hand_over(view)
                 return
             except FencedError:
+                self._views = []
                 self._events("fenced", shard=SHARD, view=str(view))
                 self._election.fenced(SHARD)
                 self._election.released(SHARD)
@@ -166,7 +160,8 @@ class Harvester:
                     with contextlib.suppress(OutboxError):
                         if isinstance(error, HistoryError):
                             await self._table.halt(view, error.difference)
-                        await self._table.note_error(view, str(error))
+                        if not isinstance(error, RecordsRefusedError):  # those are parked within moments
+                            await self._table.note_error(view, str(error))
                 elif loop.time() - self._reached_at > self._limits.heartbeat_timeout:
                     self._resign(str(error))
                     return
@@ -260,6 +255,14 @@ class Harvester:
             await asyncio.wait({leading}, timeout=grace)
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Let operators see that nobody leads any more, if the last take-over is known to have succeeded."""
+        views, self._views = self._views, []
+        if len(views) == 1:
+            with contextlib.suppress(OutboxError):
+                await self._table.leave(views[0])
 
     def _notice_bug(self, leading: asyncio.Task[None]) -> None:
         if not leading.cancelled() and (error := leading.exception()) is not None and not self._bug.done():

@@ -174,6 +174,9 @@ class Table(Protocol):
         Durable once it returns. Raises FencedError.
         """
 
+    async def leave(self, view: UUID) -> None:
+        """Write into the fence row that nobody leads any more. Does nothing if the fence is another view's."""
+
     async def halt(self, view: UUID, reason: str) -> None:
         """Stop harvesting, under any leader, until an operator adopts. Does nothing if the fence is another view's."""
 

@@ -83,6 +83,11 @@ def over_looking(
     return call
 
 
+def member_name() -> str:
+    """Return the name by which operators know this process as a member."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 class PostgresTable:
     """One member's door to its outbox.
 
@@ -111,7 +116,7 @@ class PostgresTable:
             return OutboxTable(connection, name, archives=archives, most_bytes=most_bytes)
 
         self._open = opened
-        self._member = f"{socket.gethostname()}:{os.getpid()}"
+        self._member = member_name()
         self._outbox_id = outbox_id
         self.patience = limits.heartbeat_timeout
         self.statement_timeout = limits.statement_timeout
@@ -150,6 +155,7 @@ class PostgresTable:
     reset = over_purging(OutboxTable.reset)
 
     require_fence = over_looking(OutboxTable.require_fence)
+    leave = over_looking(OutboxTable.leave)
     halt = over_looking(OutboxTable.halt)
     note_error = over_looking(OutboxTable.note_error)
     is_empty = over_looking(OutboxTable.is_empty)

@@ -199,6 +199,9 @@ class SimulatedTable:
         pulse: Pulse = await self._run_locked(self._reading, "heartbeat", self._fenced(view), effect, alone=True)
         return pulse
 
+    async def leave(self, view: UUID) -> None:
+        await self._run(None, "leave", lambda: None)
+
     async def halt(self, view: UUID, reason: str) -> None:
         await self._run(None, "halt", lambda: self._server.halt(view, reason))
 

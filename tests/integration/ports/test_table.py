@@ -155,6 +155,15 @@ async def test_what_was_halted_stays_halted(table: TableUnderTest) -> None:
     assert (await table.other.take_over(uuid4())).halted == "restored"
 
 
+async def test_who_leaves_may_be_followed_and_takes_nothing_from_a_successor(table: TableUnderTest) -> None:
+    view, new = uuid4(), uuid4()
+    await table.one.take_over(view)
+    await table.one.leave(view)
+    await table.other.take_over(new, after=[view])
+    await table.one.leave(view)
+    assert (await table.other.heartbeat(new, published=0, in_flight=0, rate=0)).beats
+
+
 async def test_a_fenced_view_purges_nothing_and_tells_nothing(table: TableUnderTest) -> None:
     old, new = uuid4(), uuid4()
     table.commit(pending(2))
