@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
 
-from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.errors import ConfigurationError, KafkaError, OutboxError
 from airflow_outbox.harvest.archiving import tend_archive
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.harvester import SHARD, Harvester
@@ -21,6 +22,7 @@ from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
 from airflow_outbox.harvest.kafka.oauth import TokenSource
 from airflow_outbox.harvest.kafka.producer import KafkaLog, producer_settings
+from airflow_outbox.harvest.kafka.reach import reach
 from airflow_outbox.harvest.kafka.record_size import client_limit
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
@@ -30,10 +32,12 @@ from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.transaction_headers import StampNames
 from airflow_outbox.harvest.settings import LogLevel
+from airflow_outbox.harvest.troubles import StandingTroubles, TroubleTeller
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import Identity, OutboxTable
+from airflow_outbox.values.verdict import TroubleKind
 
 _LOOK_INTERVAL = 0.5
 _OBJECTS_A_RECORD = 10  # a row, its lists of headers, and what is on its way to Kafka, with room to spare
@@ -92,11 +96,21 @@ async def harvest(
     """
     log_to_stderr(config.log_level)
     _collect_garbage_seldom(config)
+    loop = asyncio.get_running_loop()
+    events = troubles = StandingTroubles(events, loop.time)
     complain = _complaints(events)
     _watch_tokens(config, complain)
     identity, name = await asyncio.to_thread(_identify, config)
     names = KafkaNames.of(config, identity.outbox_id)
-    partitions = await asyncio.to_thread(leader_partitions, config, names)
+    teller = TroubleTeller(config.data_source, name, troubles, await asyncio.to_thread(reach, config, names))
+    telling = asyncio.create_task(teller.run())
+    try:
+        partitions = await asyncio.to_thread(leader_partitions, config, names)
+    except KafkaError as error:
+        telling.cancel()
+        with contextlib.suppress(OutboxError):
+            await teller.tell((TroubleKind.KAFKA, str(error)))
+        raise
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
     table = PostgresTable(
         config.data_source,
@@ -111,7 +125,6 @@ async def harvest(
     book = TopicCache(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
 
     stuck = StuckIds()
-    loop = asyncio.get_running_loop()
     client_id = str(producer_settings(config)["client.id"])
 
     def throttled(seconds: float) -> None:
@@ -167,9 +180,10 @@ async def harvest(
             await harvester.stop(grace)
         await running
     finally:
-        for task in (running, reaching, stopping, tending):
+        for task in (running, reaching, stopping, tending, telling):
             task.cancel()
-        await asyncio.gather(running, reaching, stopping, tending, return_exceptions=True)
+        await asyncio.gather(running, reaching, stopping, tending, telling, return_exceptions=True)
+    await teller.close()
     events("ended", reason=reason, published=harvester.published)
     return reason
 
