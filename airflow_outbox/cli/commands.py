@@ -16,10 +16,11 @@ from airflow_outbox import __version__
 from airflow_outbox.audit.command import audit_command
 from airflow_outbox.audit.in_process import audit
 from airflow_outbox.cli.adopt import adopt_command
-from airflow_outbox.cli.operate import handover, pause, pump_command, resume, status
+from airflow_outbox.cli.operate import handover, pause, pump_command, resume
 from airflow_outbox.cli.options import clear_errors, config_file, database
 from airflow_outbox.cli.parked import parked
 from airflow_outbox.cli.replay import replay_command
+from airflow_outbox.cli.status import status
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents

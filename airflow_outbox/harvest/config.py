@@ -25,6 +25,7 @@ from airflow_outbox.harvest.settings import (
     unknown_setting,
 )
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.values.verdict import Thresholds
 
 DeliveryMode = Literal["exactly_once", "at_least_once"]
 
@@ -91,6 +92,15 @@ class TransactionHeaders(Settings):
     """How many records the source transaction has."""
 
 
+class VerdictSettings(Settings):
+    """When an outbox that is harvested is not all right."""
+
+    lagging_after: Duration = 60.0
+    """It is lagging when its oldest unpublished record has waited for longer."""
+    stalled_after: Duration = 60.0
+    """It is stalled when nothing was published for longer while a record waits as long."""
+
+
 class HarvestConfig(Settings):
     """All that a harvester is told."""
 
@@ -130,6 +140,7 @@ class HarvestConfig(Settings):
     log_level: LogLevel = "warning"
     """How much the process writes to stderr of what it and its clients do: off, error, warning, info or debug."""
     limits: Limits = Field(default_factory=Limits)
+    verdict: VerdictSettings = Field(default_factory=VerdictSettings)
 
     @field_validator("outbox_table")
     @classmethod
@@ -170,6 +181,11 @@ class HarvestConfig(Settings):
     def archives(self) -> bool:
         """Whether what is purged goes into the archive."""
         return self.purge == "archive"
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The bounds by which the outbox is judged."""
+        return Thresholds(**self.verdict.model_dump(), silence=self.limits.session_timeout)
 
     @property
     def name(self) -> OutboxName:

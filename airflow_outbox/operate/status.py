@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,11 +12,13 @@ from psycopg.rows import class_row
 
 from airflow_outbox.errors import OutboxMissingError
 from airflow_outbox.operate.parked_requests import ParkedCounts, ParkedRequests
+from airflow_outbox.operate.verdict import read_facts
 from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.values.verdict import Thresholds, Verdict, judge, standing_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class ShardStatus:
     paused: bool
     last_error: str | None
     last_error_at: datetime | None
+
+    def leads(self, session_timeout: float) -> bool:
+        """Whether somebody leads the shard, who was heard of within the session timeout."""
+        return self.member is not None and self.silent_for is not None and 0 <= self.silent_for <= session_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +59,19 @@ class Holder:
 class OutboxStatus:
     """An outbox as a whole: how many records wait, and how many seconds the oldest has waited; parked ones don't count.
 
-    `dead_rows` is roughly how many purged rows Postgres still keeps. `oldest_holder` makes it keep them for longest
-    (None: none that the role may see). `doubt` says why nobody can tell what is published: harvesting is halted, or the
-    database has another history than the harvested one (None: no doubt).
+    - `backlog` is exact up to a bound, above which `backlog_is_exact` is false; both are None if counting took too long
+    - `dead_rows` is roughly how many purged rows Postgres still keeps
+    - `oldest_holder` makes it keep them for longest (None: none that the role may see)
+    - `doubt` says why nobody can tell what is published: harvesting is halted, or the database has another history than
+      the harvested one (None: no doubt)
     """
 
     outbox: str
+    verdict: Verdict
     outbox_id: UUID
     incarnation: int
-    backlog: int
+    backlog: int | None
+    backlog_is_exact: bool | None
     oldest_age: float | None
     dead_rows: int
     oldest_holder: Holder | None
@@ -70,8 +80,13 @@ class OutboxStatus:
     doubt: str | None
 
 
-def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxStatus:
-    """Read the status and change nothing. It counts the backlog, about a second for ten million records.
+_DEFAULTS = Thresholds()
+
+
+def read_status(
+    connection: psycopg.Connection[Any], name: OutboxName, *, thresholds: Thresholds = _DEFAULTS
+) -> OutboxStatus:
+    """Read the status and change nothing.
 
     Raises OutboxMissingError, SchemaVersionError, PostgresError.
     """
@@ -80,17 +95,22 @@ def read_status(connection: psycopg.Connection[Any], name: OutboxName) -> Outbox
     statements = Statements(connection, name)
     with translated(name), connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
         shards = cursor.execute(statements.composed("status.status")).fetchall()
-    backlog, oldest_age = statements.row("status.backlog") or (0, None)
+    facts = read_facts(connection, name)
+    fault = standing_fault(facts, thresholds)
+    if fault is not None:
+        shards = [replace(shard, last_error=fault.error, last_error_at=fault.since) for shard in shards]
     [dead_rows] = statements.row("status.dead_rows", {"outbox": name.text()}) or (0,)
     holder = statements.row("status.oldest_holder")
     [doubt] = statements.row("tickets.doubt") or (None,)
     parked = ParkedRequests(connection, name).counts()
     return OutboxStatus(
         outbox=str(name),
+        verdict=judge(facts, thresholds),
         outbox_id=identity.outbox_id,
         incarnation=identity.incarnation,
-        backlog=backlog,
-        oldest_age=oldest_age,
+        backlog=facts.backlog.records if facts.backlog else None,
+        backlog_is_exact=facts.backlog.is_exact if facts.backlog else None,
+        oldest_age=facts.backlog.oldest_age if facts.backlog else None,
         dead_rows=dead_rows,
         oldest_holder=Holder(*holder) if holder else None,
         shards=shards,

@@ -20,7 +20,7 @@ import yaml
 from click import Command, Group
 
 from airflow_outbox.cli import main
-from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders
+from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders, VerdictSettings
 from airflow_outbox.harvest.goharvest import GoharvestFile
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.settings import names as setting_names
@@ -157,9 +157,10 @@ def test_what_is_named_is_there() -> None:
 def test_every_setting_is_in_the_reference_with_its_default() -> None:
     documented = {row[0].strip("`"): row[1] for row in table_rows(DOCS / "reference" / "configuration.md")}
     settings = {
-        **defaults(HarvestConfig, except_for={"limits", "transaction_headers"}),
+        **defaults(HarvestConfig, except_for={"limits", "transaction_headers", "verdict"}),
         **defaults(TransactionHeaders, prefix="transaction_headers."),
         **defaults(Limits, prefix="limits."),
+        **defaults(VerdictSettings, prefix="verdict."),
     }
     documented.pop("setting")
     assert documented == settings
