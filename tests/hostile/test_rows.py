@@ -88,6 +88,10 @@ def test_each_is_parked_or_published_and_the_innocents_come_out(innocents: Innoc
                 connection.execute(sql.SQL(hostile.statement).format(**parts))  # type: ignore[arg-type]
                 innocents.write(records=20)
             connection.execute("UPDATE outbox_leader SET last_error = E'[/x] \\x1b[2J', last_error_at = now()")
+            connection.execute(
+                "INSERT INTO outbox_trouble (member, kind, error, told_at)"
+                " VALUES (E'[/y] \\x1b[2J', 'kafka', E'[/x] \\x1b[2J', now() + interval '14 s')"
+            )
 
     with innocents.harvested() as process:
         innocents.around(write_them)

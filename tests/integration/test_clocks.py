@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from support.leading import Leader
 
-from airflow_outbox.cli.operate import _leader
+from airflow_outbox.cli.status import _leader
 from airflow_outbox.harvest.kafka.oauth import FetchedTokens, Token, TokenError
 from airflow_outbox.operate.new_outbox import _execute
 from airflow_outbox.operate.status import read_status

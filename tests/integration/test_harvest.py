@@ -325,7 +325,7 @@ def test_pause_and_resume(outbox: Outbox, start: Start, tmp_path: Path) -> None:
 
 
 def test_handover(outbox: Outbox, start: Start, tmp_path: Path) -> None:
-    assert "nobody has led" in command(outbox, tmp_path, "handover", status=1)
+    assert "nobody leads" in command(outbox, tmp_path, "handover", status=1)
     first = start()
     first.wait_for("view")
     assert "there is no other member" in command(outbox, tmp_path, "handover", status=1)

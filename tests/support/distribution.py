@@ -23,6 +23,7 @@ ALONE = (
     "tests/faults/test_refused_by_the_broker.py",
     "tests/faults/test_take_over.py",
     "tests/faults/test_turns.py",
+    "tests/faults/test_verdict.py",
     "tests/faults/test_zombies.py",
     "tests/hostile/test_bad_days.py",
     "tests/hostile/test_memory.py",

@@ -1,0 +1,61 @@
+"""A login that Kafka refuses: operators know from Postgres, whether the member runs, or could not start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from secure.broker import SecureKafka
+from secure.conftest import MakeOutbox, SecureOutbox, Start
+from support.harvesting import BUSY, wait_until
+
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.operate.verdict import read_verdict
+from airflow_outbox.values.verdict import State, Verdict
+
+SOON = 3.0
+REFUSED = "Kafka refuses the login at"
+
+
+@pytest.fixture(scope="module")
+def secure(server_folder: Path, kafka_classpath: str) -> Iterator[SecureKafka]:
+    """A broker of this file's own, which may be stopped."""
+    with SecureKafka(server_folder / "refusing", classpath=kafka_classpath) as kafka:
+        yield kafka
+
+
+def look(outbox: SecureOutbox) -> Verdict:
+    return read_verdict(HarvestConfig.validated(outbox.settings, source="test"))
+
+
+def test_the_password_is_changed(make_outbox: MakeOutbox, start: Start) -> None:
+    """Connections that are there stay: a restart of the broker ends them."""
+    outbox = make_outbox()
+    process = start(outbox, child=True)
+    wait_until(lambda: look(outbox).state is State.HEALTHY, doing=str(process.events))
+    outbox.kafka.add_user(outbox.user, "another")
+    outbox.kafka.server.restart()
+    began = time.monotonic()
+    wait_until(lambda: REFUSED in look(outbox).cause, within=SOON + BUSY, doing=str(look(outbox)))
+    found = look(outbox)
+    print(f"\n{found.state.words} after {time.monotonic() - began:.1f} s: {found}")
+    assert found.state is State.STALLED
+    assert "Check sasl.mechanism, sasl.username and sasl.password" in found.remedy
+    outbox.kafka.add_user(outbox.user, "pässword")
+    wait_until(lambda: look(outbox).state is State.HEALTHY, doing=str(process.events))
+
+
+def test_a_member_that_could_not_start_has_said_why(make_outbox: MakeOutbox, start: Start) -> None:
+    outbox = make_outbox()
+    outbox.settings["kafka"]["sasl.password"] = "wrong"
+    process = start(outbox, child=True)
+    process.ends()
+    found = look(outbox)
+    assert found.state is State.STALLED
+    assert REFUSED in found.cause
+    outbox.query("UPDATE outbox_trouble SET told_at = now() - interval '1 min' RETURNING 1")
+    found = look(outbox)
+    assert found.state is State.NO_LEADER
+    assert REFUSED in found.notes[0]
