@@ -218,7 +218,7 @@ class OutboxTable:
         """Return where a term begins to read: at the first record of the whole table.
 
         Dead rows before that record may hide it for so many seconds. Then it begins after the `watermark`: no record is
-        from a transaction that the watermark sees.
+        from a transaction that the watermark sees, where the trigger against loaded rows is on.
         """
         try:
             with translated(self.name), self.connection.transaction():
