@@ -80,7 +80,7 @@ def init(path: Path, key_type: str, value_type: str, header_type: str, transacti
             cost = cost_of_transaction_id(connection, config.name)
             identity = OutboxTable(connection, config.name).identity()
         names = KafkaNames.of(config, identity.outbox_id)
-        done += [f"made topic {topic}" for topic in make_internal_topics(config, names)]
+        done += [f"created topic {topic}" for topic in make_internal_topics(config, names)]
         for line in done or [f"{config.name} was complete already"]:
             click.echo(line)
         if cost is not None:

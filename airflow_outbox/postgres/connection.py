@@ -154,8 +154,8 @@ def connect(
         if _pools_transactions(connection, settings):
             connection.close()
             raise PostgresError(
-                "the data source leads to a pooler that gives each transaction any session (PgBouncer in transaction "
-                f"mode): settings of the session would be lost, and change what others do. {_CONNECT_DIRECTLY}"
+                "the data source leads to a pooler in transaction mode (PgBouncer?): session settings would be lost, "
+                f"and would change what other clients do. {_CONNECT_DIRECTLY}"
             )
         load_all_values(connection)
         durable = sql.SQL("on" if waits_for_standbys else "local")
@@ -226,10 +226,10 @@ def translated(name: OutboxName) -> Iterator[None]:
     except psycopg.errors.UndefinedTable as error:
         if error.diag.context is None:
             raise OutboxMissingError(f"{name}: {_reason(error)}. Run `airflow-outbox init`") from error
-        remedy = "A function that runs for the outbox has to name schemas, for only pg_catalog is searched"
+        remedy = "A function that runs for the outbox must name schemas, because only pg_catalog is searched"
         raise PostgresError(f"{name}: {_reason(error)} ({error.diag.context.splitlines()[0]}). {remedy}") from error
     except psycopg.errors.UndefinedColumn as error:
-        remedy = "Run `airflow-outbox init`: the tables are older than this release, or goharvest's"
+        remedy = "The tables are older than this release, or goharvest made them. Run `airflow-outbox init`"
         raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {_reason(error)}. `airflow-outbox grant` prints what the role needs") from error
@@ -237,7 +237,7 @@ def translated(name: OutboxName) -> Iterator[None]:
         remedy = f"The data source leads to a pooler (PgBouncer?) in transaction mode. {_CONNECT_DIRECTLY}"
         raise PostgresError(f"{name}: {_reason(error)}. {remedy}") from error
     except psycopg.errors.DiskFull as error:
-        raise PostgresError(f"{name}: {_reason(error)}. Make room on the disk of Postgres") from error
+        raise PostgresError(f"{name}: {_reason(error)}. Free some of Postgres' disk") from error
     except psycopg.Error as error:
         raise (PostgresUnreachableError if is_gone(error) else PostgresError)(f"{name}: {_reason(error)}") from error
 
@@ -261,7 +261,7 @@ def replicated(connection: psycopg.Connection[Any]) -> Iterator[None]:
     if warnings:
         raise PostgresError(
             f"Postgres has committed without its synchronous standbys: {warnings[0]}. "
-            "Look for what cancels statements of this role"
+            "Find out what cancels this role's statements"
         )
 
 

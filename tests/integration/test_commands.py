@@ -56,8 +56,8 @@ def connection(database: str) -> Any:
 
 def test_init_makes_tables_and_topic_once(run: Run, kafka: EmbeddedKafka) -> None:
     first = run("init").output.splitlines()
-    assert first[0] == 'made "app"."outbox" and the tables beside it, schema version 6'
-    topic = first[1].removeprefix("made topic ")
+    assert first[0] == 'created "app"."outbox" and the tables beside it, schema version 6'
+    topic = first[1].removeprefix("created topic ")
     assert re.fullmatch(r"airflow-outbox\.[0-9a-f-]{36}\.leader", topic)
     metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(topic, timeout=10).topics[topic]
     assert len(metadata.partitions) == 1

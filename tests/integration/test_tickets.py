@@ -311,7 +311,7 @@ def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_pat
         waiting = ask(ticket)
         assert (waiting.returncode, waiting.stdout.strip()) == (
             3,
-            f"transaction {ticket.transaction_id} is committed, 1 records of it wait to be published",
+            f"transaction {ticket.transaction_id} is committed; 1 records of it still wait to be published",
         )
         start().wait_for("view")
         wait_until(lambda: published(connection, ticket))
