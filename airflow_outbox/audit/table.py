@@ -59,7 +59,7 @@ class StashedTable:
         self._parked = outbox.beside("parked" if self._parked_columns else "")
         if name.text() == outbox.text():
             raise ConfigurationError(
-                f"{name} is the outbox itself, whose records all wait still. Name a table that keeps what was stashed"
+                f"{name} is the outbox itself, which keeps only what still waits. Name a table of what was stashed"
             )
 
     def _examined(self, name: OutboxName, remedy: str) -> Mapping[str, Column]:

@@ -211,13 +211,13 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
 
     dry = replay("--key", "k3", "--dry-run")
     assert dry.output == f"30 records of {outbox.topic}\n"
-    assert replay("--key", "nobody's").output == "no records in the archive fit\n"
+    assert replay("--key", "nobody's").output == "no records in the archive match\n"
     assert "Replay them" in replay("--key", "k3", answer="n\n").output
     assert outbox.left() == 0
     assert replay("--since", "last week", "--yes").exit_code == 2
     assert replay("--all", "--transaction", "0", "--yes").exit_code == 1
     done = replay("--key", "k3", "--to", other, "--id", "incident-7", answer="y\n")
-    assert "30 records are stashed again under the header outbox-replay: incident-7" in done.output
+    assert "30 records are stashed again, with the header outbox-replay: incident-7" in done.output
     wait_until(lambda: outbox.left() == 0, doing="publishing once more")
     messages = Outbox(outbox.database, outbox.bootstrap, other).committed()
     assert [message.value().decode() for message in messages] == [str(n) for n in range(3, COUNT, 10)]
