@@ -163,7 +163,7 @@ class HarvestConfig(Settings):
         if self.atomic and self.delivery != "exactly_once":
             raise ValueError("atomic needs delivery: exactly_once")
         if self.atomic and self.shards > 1:
-            raise ValueError("atomic needs shards: 1, for a source transaction may touch every shard")
+            raise ValueError("atomic needs shards: 1, because a source transaction may touch every shard")
         return self
 
     @property

@@ -132,7 +132,7 @@ def test_an_interrupted_replay_goes_on_and_a_finished_one_does_nothing(archived:
 def test_an_id_stands_for_the_choices_it_was_begun_with(archived: psycopg.Connection[Any]) -> None:
     run(archived, key="k3")
     for other in ({"key": "k4"}, {"key": "k3", "to_topic": "t"}, {"everything": True}):
-        with pytest.raises(ConfigurationError, match="other choices"):
+        with pytest.raises(ConfigurationError, match="other options"):
             run(archived, **other)
     run(archived, replay_id="r2", key="k4")
     assert len(waiting(archived)) == 60

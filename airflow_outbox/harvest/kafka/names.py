@@ -124,4 +124,4 @@ def make_topic(config: HarvestConfig, name: str, *, settings: dict[str, str]) ->
         return False
     if error.code() in (BrokerError.TOPIC_AUTHORIZATION_FAILED, BrokerError.CLUSTER_AUTHORIZATION_FAILED):
         raise KafkaError(not_allowed("CREATE", "topic", name))
-    raise KafkaError(f"can't make topic {name}: {error.str()}")
+    raise KafkaError(f"can't create topic {name}: {error.str()}")
