@@ -123,7 +123,7 @@ class AuditRun:
                 _, partition, offset = self._found_at(clue.other_place)
                 return (
                     f"record {clue.id} is in another partition than its key's previous record, "
-                    f"which is in partition {partition} at offset {offset}"
+                    f"which is at partition {partition}, offset {offset}"
                 )
             case Kind.TORN:
                 return f"transaction {clue.transaction_id} lacks {clue.records} of its records, first record {clue.id}"

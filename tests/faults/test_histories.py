@@ -238,7 +238,7 @@ def test_the_ledger_is_deleted_and_made_anew(stage: Stage) -> None:
     process = stage.harvester()
     stage.refuses(process, f"topic {stage.names.ledger_topic}")
     stage.command("init")
-    stage.refuses(process, "the ledger ends at offset 0, and")
+    stage.refuses(process, "the ledger ends at offset 0, but")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()

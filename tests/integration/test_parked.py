@@ -207,7 +207,9 @@ def test_a_discarded_record_lets_the_next_ones_go_and_is_kept_until_it_is_purged
     poisoned: Outbox, harvester: Process, run: Run
 ) -> None:
     bad = listed(run, "--topic", small(poisoned))[0]["id"]
-    assert "asked to discard 1" in run("parked", "discard", "--id", str(bad), "--reason", "a test's own").stdout
+    assert (
+        "asked the leader to discard 1" in run("parked", "discard", "--id", str(bad), "--reason", "a test's own").stdout
+    )
     wait_until(lambda: listed(run, "--topic", small(poisoned)) == [], doing="the discard")
     assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == ["1", "2"]
     harvester.wait_for("discarded", topics={small(poisoned): 1})

@@ -90,7 +90,7 @@ def test_published_means_committed_and_seen_by_the_watermark(
     status = ticket_status(connection, str(ticket))
     assert (status.state, status.left) == (TicketState.WAITING, 3)
     assert not published(connection, ticket)
-    assert "3 records of it wait" in str(status)
+    assert "3 records of it still wait" in str(status)
     publish(database, connection)
     assert published(connection, ticket)
     assert ticket_status(connection, ticket).left == 0

@@ -404,7 +404,7 @@ def _why_unavailable(name: str, partitions: Sequence[Any], settings: _Settings |
 
 
 def _not_there(name: str) -> Refusal:
-    return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it")
+    return Refusal(Cause.UNKNOWN_TOPIC, f"topic {name} does not exist. Create it")
 
 
 def _topic(name: str, answer: Any, settings: _Settings | None) -> Topic:

@@ -58,7 +58,7 @@ def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purg
     """The batches began anew behind something foreign, so that older ones have higher numbers; the head is theirs."""
     before = Ledger("T", 60, replace(HEAD, incarnation=1, batch=7), 45, (entry(7, 1),))
     fence = replace(FENCE, witness=LedgerPosition("T", batch=0, offset=60, highest_id=100))
-    assert adopting(fence, before, [(50, "none of ours")]).unpurged == []
+    assert adopting(fence, before, [(50, "not written by us")]).unpurged == []
 
 
 SET_BACK = replace(FENCE, present=HISTORY, begun_view=VIEW, last_drawn=1, halted="it was set back")
