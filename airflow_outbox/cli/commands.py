@@ -74,7 +74,7 @@ for operation in (
     "--transaction-id", is_flag=True, help="Add the column transaction_id to a table that goharvest made, too."
 )
 def init(path: Path, key_type: str, value_type: str, header_type: str, transaction_id: bool) -> None:
-    """Make the outbox's tables and the topics of its own, or bring them up to date. What is there stays."""
+    """Create the outbox's tables and its own topics, or bring them up to date. Existing things stay as they are."""
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:

@@ -53,7 +53,7 @@ def status(path: Path, output: str, ticket: str | None) -> None:
 @click.command()
 @config_file
 def pause(path: Path) -> None:
-    """Let the leaders mark nothing more. What is in flight is finished; stashing goes on."""
+    """Let the leaders mark nothing more. Records in flight are finished; stashing goes on."""
     _ask_pause(path, paused=True)
 
 

@@ -44,7 +44,7 @@ _COLUMN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^,"`]+?))\s*(?:
 
 @dataclass(frozen=True, slots=True)
 class CommitId:
-    """Who commits, and which commit of that job it is: together they commit once."""
+    """The id of a job, and the version of its commit: together they commit once."""
 
     app_id: str
     version: int
@@ -52,7 +52,7 @@ class CommitId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a write was told.
+    """The options of one write.
 
     `topic`, `key`, `headers` and `partition` are what all its records have in common; None leaves each to a column.
     `order_by` empty keeps the order of partitions and rows. `commit_id` None means that the write has no id to be found

@@ -267,7 +267,7 @@ def _differences_of_entry(fence: Fence, entry: Entry) -> Iterator[str]:
     if entry.outbox_id not in (None, fence.outbox_id) or entry.shard not in (None, fence.shard):
         yield f"batch {batch} belongs to outbox {entry.outbox_id}, shard {entry.shard}"
     elif entry.incarnation != fence.incarnation:
-        yield f"batch {batch} is of incarnation {entry.incarnation}, but the database is in {fence.incarnation}"
+        yield f"batch {batch} comes from incarnation {entry.incarnation}, but the database is in {fence.incarnation}"
     elif entry.snapshot.xmax > fence.next_transaction_id:
         yield f"batch {batch} was read in a later state of the database: it was restored to an earlier time"
     elif fence.begun_view not in (None, entry.view):

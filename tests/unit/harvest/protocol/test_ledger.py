@@ -205,7 +205,7 @@ def test_a_glimpse_says_what_the_whole_ledger_says_of_a_database_from_before_it(
         (FENCE, (*entry(4).records(), head(4).record()), "no entry for batch 3"),
         (FENCE, (*entry(3).records(), head(3, witnessed=3).record()), "restored to an earlier time"),
         (FENCE, (*entry(3).records(), head(3, incarnation=2).record()), "incarnation 2"),
-        (FENCE, (*entry(3, incarnation=0).records(), head(3).record()), "batch 3 is of incarnation 0"),
+        (FENCE, (*entry(3, incarnation=0).records(), head(3).record()), "batch 3 comes from incarnation 0"),
         (replace(FENCE, incarnation=2), WHOLE, "after the ledger had been adopted"),
     ],
 )
