@@ -36,7 +36,7 @@ class Choice:
     def __post_init__(self) -> None:
         named = self.topic is not None or self.key is not None or bool(self.ids)
         if named == self.everything:
-            raise ConfigurationError("no records are selected. Select them by topic, key or id, or select all of them")
+            raise ConfigurationError("select the records either by topic, key or id, or all of them")
 
 
 @dataclass(frozen=True, slots=True)

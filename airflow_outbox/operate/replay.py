@@ -54,9 +54,7 @@ class Replay:
     def __post_init__(self) -> None:
         given = (self.topic, self.key, self.from_id, self.to_id, self.since, self.until)
         if any(value is not None for value in given) == self.everything:
-            raise ConfigurationError(
-                "no records are selected. Select them by topic, key, ids or time, or select all of them"
-            )
+            raise ConfigurationError("select the records either by topic, key, ids or time, or all of them")
         if not _ID.fullmatch(self.replay_id):
             raise ConfigurationError(
                 f"{self.replay_id!r} is not an id for a replay. Give up to 100 letters, digits, '.', '_' and '-'"

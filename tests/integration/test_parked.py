@@ -235,11 +235,11 @@ def test_a_discarded_record_lets_the_next_ones_go_and_is_kept_until_it_is_purged
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["retry"], "no records are selected"),
-        (["retry", "--all", "--topic", "t"], "no records are selected"),
-        (["show"], "no records are selected"),
-        (["discard", "--reason", "why"], "no records are selected"),
-        (["discard", "--purge"], "no records are selected"),
+        (["retry"], "select the records"),
+        (["retry", "--all", "--topic", "t"], "select the records"),
+        (["show"], "select the records"),
+        (["discard", "--reason", "why"], "select the records"),
+        (["discard", "--purge"], "select the records"),
         (["discard", "--all"], "--reason"),
         (["discard", "--all", "--purge", "--reason", "why"], "--reason"),
     ],
