@@ -28,7 +28,7 @@ _LONG = 10.0  # seconds that a transaction is open
 @click.command()
 @config_file
 @click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--ticket", metavar="TICKET", help="Instead, say whether all of its transaction is published.")
+@click.option("--ticket", metavar="TICKET", help="Only say whether all of this ticket's transaction is published.")
 def status(path: Path, output: str, ticket: str | None) -> None:
     """Show who leads, how much waits, how fast it goes, and what went wrong last."""
     with clear_errors():
@@ -53,7 +53,7 @@ def status(path: Path, output: str, ticket: str | None) -> None:
 @click.command()
 @config_file
 def pause(path: Path) -> None:
-    """Let the leaders mark nothing more. What is in flight is finished; stashing goes on."""
+    """Let the leaders mark nothing more. Records in flight are finished; stashing goes on."""
     _ask_pause(path, paused=True)
 
 
@@ -74,7 +74,7 @@ def handover(path: Path, shard: int) -> None:
         with database(config) as connection:
             before = ask_handover(connection, config.name, shard=shard)
             if before.view is None:
-                raise OutboxError(f"nobody has led shard {shard} yet: start a harvester first")
+                raise OutboxError(f"nobody has led shard {shard} yet. Start a harvester first")
             deadline = time.monotonic() + _HANDOVER_PATIENCE
             while time.monotonic() < deadline:
                 now = read_status(connection, config.name).shards[shard]
@@ -82,20 +82,22 @@ def handover(path: Path, shard: int) -> None:
                     break
                 time.sleep(0.1)
             else:
-                raise OutboxError(f"{before.member} still leads shard {shard}, if it is alive: `status` tells")
+                raise OutboxError(
+                    f"no other member has taken over shard {shard} from {before.member}. See `airflow-outbox status`"
+                )
     if now.member == before.member:
-        raise OutboxError(f"{now.member} leads again: there is no other member")
+        raise OutboxError(f"{now.member} leads again, because there is no other member. Start another harvester first")
     click.echo(f"{now.member} leads shard {shard} instead of {before.member}")
 
 
 @click.command("pump")
 @config_file
-@click.option("--topic", required=True, help="Where the records go; it must be there.")
+@click.option("--topic", required=True, help="The records' topic; it must exist.")
 @click.option("--records", default=10_000, show_default=True, help="How many.")
-@click.option("--rate", type=float, help="Records a second; as fast as it goes unless given.")
-@click.option("--keys", default=1_000, show_default=True, help="Over how many keys.")
-@click.option("--size", default=100, show_default=True, help="Characters a value.")
-@click.option("--transaction", default=10, show_default=True, help="Records a transaction.")
+@click.option("--rate", type=float, help="Records per second; by default, as many as possible.")
+@click.option("--keys", default=1_000, show_default=True, help="The number of keys.")
+@click.option("--size", default=100, show_default=True, help="Characters per value.")
+@click.option("--transaction", default=10, show_default=True, help="Records per transaction.")
 @click.option("--rollbacks", default=0.0, show_default=True, help="The share of transactions that are rolled back.")
 def pump_command(path: Path, **load: object) -> None:
     """Generate load: stash records as an application would."""
@@ -154,16 +156,16 @@ def _dead_rows(status: OutboxStatus) -> str:
         return said
     pid = f" with process id {holder.pid}" if holder.pid is not None else ""
     age = f", open for {_seconds(holder.age)}" if holder.age is not None else ""
-    return f"{said}, and must keep those of late for the {holder.kind}{pid} ({holder.name}){age}"
+    return f"{said}; it must keep the latest ones for the {holder.kind}{pid} ({holder.name}){age}"
 
 
 def _leader(shard: ShardStatus, session_timeout: float) -> str:
     if shard.silent_for is None:
         return "nobody yet"
     if shard.silent_for < 0:
-        return f"nobody; {shard.member} was last heard of before Postgres' clock was set back"
+        return f"nobody; {shard.member} was last heard from before Postgres' clock was set back"
     if shard.silent_for > session_timeout:
-        return f"nobody; {shard.member} was last heard of {_seconds(shard.silent_for)} ago"
+        return f"nobody; {shard.member} was last heard from {_seconds(shard.silent_for)} ago"
     return f"{shard.member}{' (paused)' if shard.paused else ''}"
 
 

@@ -207,8 +207,8 @@ class ExactlyOnceTerm(Term):
             if not await self._log.are_readable(entry.extents):
                 topics = " and ".join(sorted(entry.topics()))
                 raise KafkaError(
-                    f"records that were parked are published again, and can't be read yet: a partition of {topics} "
-                    "lacks brokers. Bring them back"
+                    f"parked records were published, but can't be read yet: too few brokers are up for a partition "
+                    f"of {topics}. Bring them back"
                 )
 
     async def _begin_reading(self) -> None:
@@ -292,8 +292,8 @@ class ExactlyOnceTerm(Term):
         self._last_drawn = max(self._last_drawn, page.last_drawn)
         if page.rows and page.rows[-1][0] > self._last_drawn:
             reason = (
-                f"the id was chosen by its writer: it is above all that the sequence has given, {self._last_drawn}. "
-                "`parked retry` publishes the record all the same"
+                f"the id was chosen by its writer: it is above the sequence's last one, {self._last_drawn}. "
+                "`airflow-outbox parked retry` publishes the record anyway"
             )
             chosen = [row[0] for row in page.rows if row[0] > self._last_drawn]
             self._caution.condemned[False].update(dict.fromkeys(chosen, Refusal(Cause.ID, reason)))
@@ -526,7 +526,7 @@ class ExactlyOnceTerm(Term):
             announced = watermark if self._may_announce and entry.runs and watermark != self._announced else None
             await self._complete(entry, watermark=announced)
             if batch.witness.offset <= self._ledger.settled.offset:  # not before: the batch is committed
-                raise HistoryError("the ledger's topic was deleted and made anew")
+                raise HistoryError("the ledger's topic was deleted and recreated")
             self._announced = announced or self._announced
             self._ledger.settled = batch.witness
             batch.is_settled = True

@@ -104,7 +104,7 @@ class Harvester:
         self._throttled_until = now + _THROTTLED_INTERVAL
         self._events("throttled", seconds=seconds, client_id=client_id)
         if self._term is not None:
-            text = f"a quota of Kafka's holds client id {client_id} back: raise its producer_byte_rate, or send less"
+            text = f"a Kafka quota throttles client id {client_id}. Raise its producer_byte_rate, or send less"
             self._noting = asyncio.create_task(self._note(self._term.view, text))
 
     async def _note(self, view: UUID, text: str) -> None:
@@ -227,7 +227,9 @@ class Harvester:
                 raise PostgresError("not followed yet")
 
         patience = self._limits.session_timeout
-        self._leave_for_a_while("handover was asked for", lambda: asyncio.wait_for(self._succeeds(followed), patience))
+        self._leave_for_a_while(
+            "a handover was requested", lambda: asyncio.wait_for(self._succeeds(followed), patience)
+        )
 
     def _leave_for_a_while(self, reason: str, coming_back: Callable[[], Awaitable[None]]) -> None:
         self._events("resigned", reason=reason)

@@ -64,7 +64,7 @@ def adopt(
     Raises ConfigurationError, HistoryError when there is no ledger topic, KafkaError, PostgresError.
     """
     if config.delivery != "exactly_once":
-        raise ConfigurationError("delivery is not exactly_once: without a ledger there is nothing to adopt")
+        raise ConfigurationError("delivery is not exactly_once, so there is no ledger and nothing to adopt")
     with closing(_table(config)) as table:
         # One transaction, which holds the fence row to its end: a harvester that tries again meanwhile waits.
         with translated(config.name), table.connection.transaction() as adopting:
@@ -104,8 +104,8 @@ def _adopt(
         return None
     if reader.read_all([], stable=True).head != ledger.head:  # no harvester of this database can have done that
         raise ConfigurationError(
-            "another database is harvested with the same ledger: it has published meanwhile. If this database is a "
-            "copy, run `airflow-outbox adopt --as-new-outbox`; otherwise stop the other's harvesters first"
+            "another database is harvested with the same ledger: it has just published. If this database is a copy, "
+            "run `airflow-outbox adopt --as-new-outbox`. Otherwise stop the other database's harvesters first"
         )
     for entry in plan.unpurged if nothing_lost else plan.certain:
         _complete(table, view, entry)

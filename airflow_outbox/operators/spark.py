@@ -127,8 +127,8 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
             ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
         if ticket is None:
             raise JobError(
-                f"the job ended well but committed nothing under {app_id}, version {version}. Let it call "
-                'register(spark) and write by format("outbox"); for one that writes streams, say is_stream=True'
+                f"the job succeeded but committed nothing under {app_id}, version {version}. Let it call "
+                'register(spark) and write with format("outbox"). If it writes streams, set is_stream=True'
             )
         return ticket
 
@@ -146,8 +146,8 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         submission, properties = hook._connection, hook._conf
         if submission["deploy_mode"] == "cluster" and self._driver_runs_here:
             raise ConfigurationError(
-                "deploy mode cluster: the driver runs elsewhere and can't read this machine's files. Give it the data "
-                "source in a file of its own, a mounted secret for instance, and its path in conf, as "
+                "deploy mode cluster: the driver runs elsewhere and can't read this machine's files. Put the data "
+                "source into a file that the driver can read, such as a mounted secret, and its path into conf, as "
                 f"{settings.DATA_SOURCE_FILE}"
             )
         submission["spark_binary"] = _spark_submit(submission["spark_binary"])

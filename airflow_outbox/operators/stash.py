@@ -83,7 +83,7 @@ class OutboxStashOperator(BaseOperator):
             entry = {"app_id": app_id, "version": version, "records": len(records)}
             if Statements(connection, name).row("stash.commit_once", entry) is None:
                 raise PostgresError(
-                    "another try of this task has committed meanwhile; this one wrote nothing. Clear it"
+                    "another try of this task has committed meanwhile; this one wrote nothing. Clear the task"
                 )
         self.log.info("%d records stashed into %s; ticket %s", len(records), name, ticket)
         return str(ticket)
@@ -103,7 +103,9 @@ def _read(place: int, given: object) -> OutboxRecord:
         raise InvalidRecordError(record=place, field="record", problem=f"must be a mapping, not {type(given).__name__}")
     for field in given:
         if field not in _FIELDS:
-            raise InvalidRecordError(record=place, field=str(field), problem=f"unknown; there are {', '.join(_FIELDS)}")
+            raise InvalidRecordError(
+                record=place, field=str(field), problem=f"unknown; the fields are {', '.join(_FIELDS)}"
+            )
     for field in _REQUIRED:
         if field not in given:
             raise InvalidRecordError(record=place, field=field, problem="is missing")
@@ -121,4 +123,4 @@ def _run_sql(connection: psycopg.Connection[Any], statement: str, parameters: An
         reason = " ".join(str(error).split())
         raise PostgresError(f"sql: {reason}; nothing was written. Correct the statement") from error
     if connection.info.transaction_status != TransactionStatus.INTRANS:
-        raise PostgresError("sql has ended the transaction, and no record was stashed. Leave COMMIT and ROLLBACK out")
+        raise PostgresError("sql ended the transaction, so no record was stashed. Leave COMMIT and ROLLBACK out")

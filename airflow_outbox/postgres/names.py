@@ -69,7 +69,8 @@ class OutboxName:
         if len((name.table + _LONGEST_SUFFIX).encode()) > _MAX_IDENTIFIER_BYTES:
             longest = _MAX_IDENTIFIER_BYTES - len(_LONGEST_SUFFIX)
             raise InvalidNameError(
-                f"{name.table!r} is too long: at most {longest} bytes, so that {_LONGEST_SUFFIX} fits behind it"
+                f"{name.table!r} is too long. Give a name of at most {longest} bytes, so that {_LONGEST_SUFFIX} fits "
+                "behind it"
             )
         return name
 

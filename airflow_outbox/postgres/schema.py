@@ -72,11 +72,11 @@ def init_outbox(
             guard_loaded_rows(connection, name)
             _make_staging(connection, name)
             require_sound(connection, name)  # an archive may be there before the outbox
-            done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+            done = [f"created {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
             return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
             raise ConfigurationError(
-                f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
+                f"{name} exists but is not an outbox: it has no {', '.join(sorted(missing))}. Choose another name"
             )
         require_sound(connection, name)
         done = _migrate(connection, name, _version(connection, name))
@@ -124,7 +124,9 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
         staging, holder, owner, _ = _staging(connection, name)
         parts = parts if holder else ["job_schema", *parts]
     if sequence is None:
-        raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
+        raise OutboxMissingError(
+            f"the ids of {name} come from no sequence. Create the table with `airflow-outbox init`"
+        )
     texts = [
         composed(
             f"grants.{part}",
@@ -154,8 +156,8 @@ def _staging(connection: psycopg.Connection[Any], name: OutboxName) -> tuple[str
     holder, is_trusted, owner, may_make = cast("tuple[str | None, bool, str, bool]", found)
     if not is_trusted:
         raise ConfigurationError(
-            f"schema {staging}, where jobs are to stage records, belongs to {holder}, and {name} to {owner}. "
-            f"Drop the schema, or give it to {owner}"
+            f"schema {staging}, in which jobs stage records, belongs to {holder}, but {name} belongs to {owner}. "
+            f"Drop the schema, or make {owner} its owner"
         )
     return staging, holder, owner, may_make
 
@@ -166,7 +168,7 @@ def _make_staging(connection: psycopg.Connection[Any], name: OutboxName) -> list
         return []
     quoted = sql.SQL(cast("Any", owner))  # as Postgres gave it
     Statements(connection, name).execute("init.create_staging_schema", staging=identifier(staging), owner=quoted)
-    return [f"made schema {staging} for what jobs stage"]
+    return [f"created schema {staging}, in which jobs stage records"]
 
 
 def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: float | None) -> list[str]:
@@ -181,8 +183,8 @@ def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: fl
 def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int) -> list[str]:
     if version > SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"{name} is at schema version {version}, this release knows {SCHEMA_VERSION}: "
-            "install a newer airflow-outbox"
+            f"{name} is at schema version {version}, but this release knows {SCHEMA_VERSION}. "
+            "Install a newer airflow-outbox"
         )
     steps = range(version + 1, SCHEMA_VERSION + 1)
     for step in steps:

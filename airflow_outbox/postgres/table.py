@@ -87,9 +87,9 @@ class OutboxTable:
             raise OutboxMissingError(f"{self.name.text('leader')} is empty. Run `airflow-outbox init`")
         outbox_id, version, incarnation = row
         if version != SCHEMA_VERSION:
-            remedy = "run `airflow-outbox init`" if version < SCHEMA_VERSION else "install a newer airflow-outbox"
+            remedy = "Run `airflow-outbox init`" if version < SCHEMA_VERSION else "Install a newer airflow-outbox"
             raise SchemaVersionError(
-                f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}"
+                f"{self.name} is at schema version {version}, but this release knows {SCHEMA_VERSION}. {remedy}"
             )
         return Identity(outbox_id, incarnation)
 
@@ -144,8 +144,8 @@ class OutboxTable:
         if row is None:
             if values["outbox_id"] not in (None, self.identity().outbox_id):
                 raise OutboxMissingError(
-                    f"{self.name} is no longer outbox {values['outbox_id']}, which this harvester was started for. "
-                    "Stop it, and start it again"
+                    f"{self.name} is no longer outbox {values['outbox_id']}, for which this harvester was started. "
+                    "Restart the harvester"
                 )
             if values["after"]:
                 raise self._fenced()
@@ -439,8 +439,7 @@ class OutboxTable:
     def _drawn(self, last_drawn: int | None) -> int:
         if last_drawn is None:
             raise PostgresError(
-                f"the role may not look at the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it "
-                "needs"
+                f"the role may not read the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it needs"
             )
         return last_drawn
 

@@ -103,6 +103,6 @@ def _is_template(value: object) -> bool:
 def _until_text(until: object) -> str:
     text = until.isoformat() if isinstance(until, datetime) else until
     if not isinstance(text, str):
-        raise ConfigurationError(f"until: {until!r} is neither text nor a datetime. Give forever, drained or a time")
+        raise ConfigurationError(f"until: {until!r} is not text or a datetime. Give forever, drained or a time")
     Until.parse(text)
     return text

@@ -61,7 +61,8 @@ class OutboxPublishedSensor(BaseSensorOperator):
         super().__init__(**kwargs)
         if not deferrable:
             raise ConfigurationError(
-                "OutboxPublishedSensor waits in the triggerer, never in a worker. Leave deferrable out, and run one"
+                "OutboxPublishedSensor waits in the triggerer, never in a worker. Leave deferrable out, and run a "
+                "triggerer"
             )
         self.ticket = ticket
         self.postgres_conn_id = postgres_conn_id

@@ -123,7 +123,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 delay = FIRST_DELAY
             if problem != self._report.last_error:  # which is in the log already
                 self.log.warning(problem)
-            self.log.warning("the harvesting process is started again in %.0f s", delay)
+            self.log.warning("the harvesting process restarts in %.0f s", delay)
             metrics().incr("outbox.harvest_restarts", tags={"outbox": self.outbox})
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)

@@ -153,7 +153,7 @@ class HarvestReport:
         if not self._limit.passes(now):
             return
         if self._limit.held_back:
-            yield LogLine(logging.WARNING, f"({self._limit.held_back} lines like these were left out)")
+            yield LogLine(logging.WARNING, f"({self._limit.held_back} more lines like these were left out)")
             self._limit.held_back = 0
         yield line
 
@@ -179,8 +179,12 @@ def _counts(topics: Mapping[str, int]) -> str:
     return ", ".join(f"{count} of {topic}" for topic, count in topics.items())
 
 
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
+
+
 def _why(reasons: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(f"{why['records']} {why['cause']}: {why['reason']}" for why in reasons)
+    return "; ".join(f"{why['reason']} ({_records(why['records'])}, {why['cause']})" for why in reasons)
 
 
 def _described(event: Event) -> LogLine:
@@ -205,14 +209,14 @@ def _described(event: Event) -> LogLine:
                 return LogLine(logging.WARNING, f"parked {_counts(topics)}: {_why(reasons)}; {behind}")
             return LogLine(logging.INFO, f"parked {_counts(topics)}: {behind}")
         case {"event": "retried", "refused": refused, "reasons": reasons} if refused:
-            return LogLine(logging.WARNING, f"retried in vain: {_why(reasons)}")
+            return LogLine(logging.WARNING, f"retry failed: {_why(reasons)}")
         case {"event": "retried", "topics": topics}:
-            return LogLine(logging.INFO, f"retried with success: {_counts(topics)}")
+            return LogLine(logging.INFO, f"retry succeeded: {_counts(topics)}")
         case {"event": "discarded", "topics": topics}:
-            return LogLine(logging.WARNING, f"discarded, as was asked for: {_counts(topics)}")
+            return LogLine(logging.WARNING, f"discarded on request: {_counts(topics)}")
         case {"event": "throttled", "seconds": seconds, "client_id": client_id}:
-            said = f"a quota of Kafka's holds client id {client_id} back, now for {seconds:.1f} s: "
-            return LogLine(logging.WARNING, said + "raise its producer_byte_rate, or send less")
+            said = f"a Kafka quota throttles client id {client_id}, now for {seconds:.1f} s. "
+            return LogLine(logging.WARNING, said + "Raise its producer_byte_rate, or send less")
         case {"event": "ended", "reason": reason}:
             return LogLine(logging.INFO, f"the harvest has ended: {reason}")
         case {"event": "output", "line": line}:

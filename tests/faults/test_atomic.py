@@ -103,7 +103,7 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: Em
     rows = json.loads(stage.command("parked list", "--limit", "1000", "--output", "json"))
     assert Counter(row["transaction_id"] for row in rows) == {large.transaction_id: 150, held.transaction_id: 2}
     [refused] = [row for row in rows if row["cause"] is not None]
-    says = f"transaction {large.transaction_id} has 150 records, and max_transaction_records is 100"
+    says = f"transaction {large.transaction_id} has 150 records, but max_transaction_records is 100"
     assert (refused["transaction_id"], refused["cause"]) == (large.transaction_id, "too_large")
     assert says in refused["reason"]
 

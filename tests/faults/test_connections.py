@@ -47,7 +47,7 @@ SAYS = {
     "mark": "has not answered",
     "produce": "was not (published|written)",  # a record of the outbox, or the ledger, whichever was on its way
     "purge": "has not answered",
-    "commit": "whether a batch is committed is not known",
+    "commit": "nobody knows yet whether a batch was committed",
 }
 """What a leader says of a request that is never answered."""
 

@@ -57,7 +57,7 @@ EXCHANGES: dict[str, tuple[Callable[[Stage], None], str]] = {
         lambda stage: stage.execute("SELECT setval('outbox_id_seq', 1)"),
         "it was set back",
     ),
-    "table made anew": (Stage.make_table_anew, "the outbox's table was dropped and made anew"),
+    "table made anew": (Stage.make_table_anew, "the outbox's table was dropped and recreated"),
 }
 
 
@@ -128,7 +128,7 @@ def test_records_that_a_restore_brings_back_are_published_once_more(stage: Stage
     stage.drain()
     stage.restore(backup)
     assert stage.outbox.left() == BEFORE
-    stage.refuses(stage.harvester(), "the ledger was written before this database ever had one")
+    stage.refuses(stage.harvester(), "the ledger was written before this database had one")
     stage.adopt()
     stage.is_drained()
     assert stage.outbox.by_key() == numbers(range(BEFORE), range(BEFORE))
@@ -238,7 +238,7 @@ def test_the_ledger_is_deleted_and_made_anew(stage: Stage) -> None:
     process = stage.harvester()
     stage.refuses(process, f"topic {stage.names.ledger_topic}")
     stage.command("init")
-    stage.refuses(process, "the ledger ends at offset 0, and")
+    stage.refuses(process, "the ledger ends at offset 0, but")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()
@@ -256,9 +256,9 @@ def test_the_ledger_is_deleted_and_made_anew_while_a_leader_harvests(stage: Stag
     stage.delete_topic(stage.names.ledger_topic)
     stage.command("init")
     stage.outbox.stash(AFTER, start=BEFORE + AFTER)
-    stage.refuses(process, "deleted and made anew")
+    stage.refuses(process, "deleted and recreated")
     stage.outbox.stash(AFTER, start=BEFORE + 2 * AFTER)
-    stage.refuses(process, "deleted and made anew")
+    stage.refuses(process, "deleted and recreated")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()
@@ -279,14 +279,14 @@ def test_the_ledger_is_another_outboxs(stage: Stage, kafka: EmbeddedKafka, topic
     try:
         other.outbox.stash(AFTER)
         process = other.harvester()
-        other.refuses(process, "the ledger is that of outbox")
+        other.refuses(process, "the ledger belongs to outbox")
         assert other.outbox.left() == AFTER
         said = other.refused("adopt", "--reason", "a test", "--yes")
-        assert "two outboxes can't share one. Leave ledger_topic" in said
+        assert "two outboxes can't share one. Remove ledger_topic" in said
         process.end()
         del other.outbox.settings["ledger_topic"]
         other.command("init")
-        assert "is that of outbox" in other.adopt()
+        assert "belongs to outbox" in other.adopt()
         other.drain()
         assert sorted(number for _, number in other.outbox.published()) == list(range(AFTER))
     finally:

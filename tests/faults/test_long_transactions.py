@@ -101,7 +101,7 @@ def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.Fix
         assert holder["name"] == "postgres, forgetful, idle in transaction"
         assert seconds <= holder["age"] <= time.monotonic() - began + 5
         said = " ".join(stage.command("status").split())
-        assert f"must keep those of late for the session with process id {idle.info.backend_pid} (postgres, " in said
+        assert f"must keep the latest ones for the session with process id {idle.info.backend_pid} (postgres, " in said
     left = status(stage)["oldest_holder"]  # by chance another one, of a moment
     assert left is None or left["pid"] != holder["pid"]
     numbers = [int(message.value().split()[0]) for message in stage.outbox.committed()]

@@ -124,8 +124,8 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
 def test_init_makes_the_archive_with_partitions_for_days_ahead_once(
     connection: psycopg.Connection[Any], query: Query
 ) -> None:
-    assert init_outbox(connection, NAME) == ['made "outbox" and the tables beside it, schema version 6']
-    assert init_outbox(connection, NAME, archive_retention=MONTH) == ['made "outbox_archive"']
+    assert init_outbox(connection, NAME) == ['created "outbox" and the tables beside it, schema version 6']
+    assert init_outbox(connection, NAME, archive_retention=MONTH) == ['created "outbox_archive"']
     assert init_outbox(connection, NAME, archive_retention=MONTH) == []
     days = {today() + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)}
     assert Archive(connection, NAME).days() == days
@@ -150,7 +150,7 @@ def test_days_that_are_kept_no_longer_are_dropped_whole(connection: psycopg.Conn
     init_outbox(connection, NAME, archive_retention=MONTH)
     archive, now = Archive(connection, NAME), datetime.now(UTC)
     first = min(archive.days())
-    assert archive.tend(now=now + timedelta(days=2), retention=86400.0 * 3)[-1].startswith("made")
+    assert archive.tend(now=now + timedelta(days=2), retention=86400.0 * 3)[-1].startswith("created")
     assert first in archive.days()
     done = archive.tend(now=now + timedelta(days=4), retention=86400.0 * 3)
     assert done[-1] == f'dropped "outbox_archive_{first:%Y%m%d}"'

@@ -240,7 +240,7 @@ def test_secrets_are_in_neither_arguments_nor_environment(outbox: Outbox, start:
         ({"outbox_table": "nowhere"}, "airflow-outbox init"),
         ({"data_source": "host=127.0.0.1 port=1 dbname=x"}, "can't connect to Postgres"),
         ({"kafka": {"bootstrap.servers": "127.0.0.1:1"}}, "can't reach Kafka at 127.0.0.1:1"),
-        ({"leader_topic": "not-there"}, "there is no topic not-there. Run `airflow-outbox init`"),
+        ({"leader_topic": "not-there"}, "topic not-there does not exist. Run `airflow-outbox init`"),
         ({"kafka_producer": {"no.such.setting": 1}}, "no.such.setting"),
         ({"oops": 1}, "unknown setting oops"),
     ],

@@ -282,7 +282,7 @@ async def test_only_so_many_records_are_counted(database: str, leader: Leader, m
     assert [status.left for status in await reports(database, tickets, monkeypatch)] == [0, 4, 3, None, None]
     assert [status.left for status in await reports(database, tickets[:3], monkeypatch)] == [0, 4, 3]
     (much,) = await reports(database, [leader.stash(20)], monkeypatch)
-    assert str(much).endswith("is committed, more than 9 records of it wait to be published")
+    assert str(much).endswith("is committed; more than 9 records of it still wait to be published")
 
 
 @pytest.mark.parametrize("options", ["-c statement_timeout=300", ""])

@@ -132,7 +132,7 @@ def test_an_interrupted_replay_goes_on_and_a_finished_one_does_nothing(archived:
 def test_an_id_stands_for_the_choices_it_was_begun_with(archived: psycopg.Connection[Any]) -> None:
     run(archived, key="k3")
     for other in ({"key": "k4"}, {"key": "k3", "to_topic": "t"}, {"everything": True}):
-        with pytest.raises(ConfigurationError, match="other choices"):
+        with pytest.raises(ConfigurationError, match="other options"):
             run(archived, **other)
     run(archived, replay_id="r2", key="k4")
     assert len(waiting(archived)) == 60
@@ -211,13 +211,13 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
 
     dry = replay("--key", "k3", "--dry-run")
     assert dry.output == f"30 records of {outbox.topic}\n"
-    assert replay("--key", "nobody's").output == "no records in the archive fit\n"
+    assert replay("--key", "nobody's").output == "no records in the archive match\n"
     assert "Replay them" in replay("--key", "k3", answer="n\n").output
     assert outbox.left() == 0
     assert replay("--since", "last week", "--yes").exit_code == 2
     assert replay("--all", "--transaction", "0", "--yes").exit_code == 1
     done = replay("--key", "k3", "--to", other, "--id", "incident-7", answer="y\n")
-    assert "30 records are stashed again under the header outbox-replay: incident-7" in done.output
+    assert "30 records are stashed again, with the header outbox-replay: incident-7" in done.output
     wait_until(lambda: outbox.left() == 0, doing="publishing once more")
     messages = Outbox(outbox.database, outbox.bootstrap, other).committed()
     assert [message.value().decode() for message in messages] == [str(n) for n in range(3, COUNT, 10)]

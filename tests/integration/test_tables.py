@@ -30,7 +30,9 @@ def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.mark.parametrize("text", NAMES)
 def test_init_makes_the_tables_under_any_name_and_is_idempotent(connection: psycopg.Connection[Any], text: str) -> None:
     name = OutboxName.parse(text)
-    assert init_outbox(connection, name) == [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+    assert init_outbox(connection, name) == [
+        f"created {name} and the tables beside it, schema version {SCHEMA_VERSION}"
+    ]
     identity = OutboxTable(connection, name).identity()
     assert init_outbox(connection, name) == []
     assert OutboxTable(connection, name).identity() == identity
@@ -269,7 +271,7 @@ def test_init_refuses_a_schema_for_staging_of_somebody_else(
     connection: psycopg.Connection[Any], roles: dict[str, str]
 ) -> None:
     connection.execute(f'CREATE SCHEMA public_outbox_staging AUTHORIZATION "{roles["job"]}"'.encode())
-    with pytest.raises(ConfigurationError, match=r"schema public_outbox_staging, where jobs .* belongs to"):
+    with pytest.raises(ConfigurationError, match=r"schema public_outbox_staging, in which jobs .* belongs to"):
         init_outbox(connection, OutboxName.parse("outbox"))
 
 
@@ -305,6 +307,6 @@ def test_a_trigger_that_names_no_schema_is_named_with_its_remedy(database: str) 
             "CREATE TRIGGER see AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION see()"
         )
         with pytest.raises(
-            PostgresError, match=r'"seen" does not exist \(PL/pgSQL function .*see\(\).*has to name schemas'
+            PostgresError, match=r'"seen" does not exist \(PL/pgSQL function .*see\(\).*must name schemas'
         ):
             leader.purge()

@@ -17,7 +17,7 @@ from airflow_outbox import OutboxRecord, stash
 
 RECORDS = 20
 MANY = 2000  # so many that marking or parking them needs pages of their own
-NO_ROOM = "No space left on device.*Make room on the disk of Postgres"
+NO_ROOM = "No space left on device.*Free some of Postgres' disk"
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def test_the_list_is_enough_and_each_entry_is_needed(
     for create in made:
         with secure.without(outbox.user, create):
             assert needed(create) in run(outbox, tmp_path, "init", status=1)
-    assert f"made topic {made[-1].name}\n" in run(outbox, tmp_path, "init")
+    assert f"created topic {made[-1].name}\n" in run(outbox, tmp_path, "init")
     topics = {create.name for create in made}
     wait_until(lambda: topics <= secure.administrator.list_topics(timeout=10).topics.keys())  # brokers hear of it later
     said = run(outbox, tmp_path, "check")

@@ -163,7 +163,7 @@ def waits_for_the_first_token_but_not_for_ever(outboxes: list[SecureOutbox], sta
     time.sleep(2)
     tell_token(processes[0], patient.user, 60)
     processes[0].wait_for("view")
-    for process, why in zip(processes[1:], ("no such role", "the token that came expired"), strict=True):
+    for process, why in zip(processes[1:], ("no such role", "the new token expired"), strict=True):
         process.ends()
         assert process.popen.returncode == 1
         said = errors(process)
@@ -178,9 +178,9 @@ def test_a_function_of_the_users_that_is_wrong() -> None:
         )
 
     for path in ("no.such.module", "secure.jws.nothing"):
-        with pytest.raises(ConfigurationError, match=rf"oauth_cb: no function {path} can be imported"):
+        with pytest.raises(ConfigurationError, match=rf"oauth_cb: can't import the function {path}"):
             config(path)
-    with pytest.raises(ConfigurationError, match=r"secure\.jws\.base64 is no function"):
+    with pytest.raises(ConfigurationError, match=r"secure\.jws\.base64 is not a function"):
         config("secure.jws.base64")
     assert isinstance(config("secure.jws.source").kafka["oauth_cb"], FetchedTokens)
     secret = "s3cret"

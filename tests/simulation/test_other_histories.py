@@ -73,7 +73,7 @@ def _promote(world: World) -> None:
 
 CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
     "TRUNCATE RESTART IDENTITY": (lambda world: world.database.truncate_and_restart(), "set back"),
-    "a table made anew": (lambda world: world.database.make_anew(), "made anew"),
+    "a table made anew": (lambda world: world.database.make_anew(), "recreated"),
     "setval": (lambda world: world.database.set_back(3), "set back"),
     "a backup restored": (_restore, "restored to an earlier time"),
     "a replica promoted": (_promote, "timeline 2"),
@@ -137,7 +137,7 @@ def test_a_restore_shows_by_beats_when_ids_have_overtaken_what_was_published(des
         scene.write(10)
         await asyncio.sleep(30)
         if design is SOUND:
-            assert "knows less of its leaders" in await scene.noticed()
+            assert "knows more of the leaders" in await scene.noticed()
         return complaints(database, scene.world.broker, drained=False)
 
     assert bool(simulate(live())) == (design is not SOUND)

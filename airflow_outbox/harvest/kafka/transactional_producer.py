@@ -372,7 +372,7 @@ class TransactionalProducer:
         if not topics:
             return None
         named = ", ".join(sorted(topics)[:_TOPICS_NAMED])
-        return RecordsRefusedError(f"Kafka lets no transaction write to topic {named}", explained=True)
+        return RecordsRefusedError(f"Kafka refuses transactions to topic {named}", explained=True)
 
     def _commit(self, records: Sequence[LedgerRecord]) -> int:
         started = time.monotonic()
@@ -411,7 +411,7 @@ class TransactionalProducer:
         try:
             while self._producer.flush(_FLUSH_TIME) and self._refused is None and not self._additions.refused:
                 if time.monotonic() > deadline:
-                    raise self._given_up(self._complaint or "Kafka has not taken records in time")
+                    raise self._given_up(self._complaint or "Kafka did not take the records in time")
         except CLIENT_ERRORS as error:
             raise self._given_up(self._why(raised(error))) from error
         if self._refused is not None or self._additions.refused:

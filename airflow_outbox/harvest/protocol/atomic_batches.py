@@ -223,7 +223,8 @@ def too_large(transaction_id: int, length: Length, most: int) -> Refusal:
     """Why a transaction of this length is not published."""
     return Refusal(
         Cause.TOO_LARGE,
-        f"transaction {transaction_id} has {length.records} records, and max_transaction_records is {most}",
+        f"transaction {transaction_id} has {length.records} records, but max_transaction_records is {most}. "
+        "Raise it and retry the transaction",
     )
 
 
@@ -231,7 +232,7 @@ def spread(transaction_id: int, first_id: int, length: Length) -> Refusal:
     """Why a transaction is parked until all of it has been read."""
     return Refusal(
         Cause.SPREAD,
-        f"transaction {transaction_id} reaches from id {first_id} to {length.last_id}, and more records wait behind it "
+        f"transaction {transaction_id} spans the ids {first_id} to {length.last_id}, and more records wait behind it "
         "than are held in memory (a third of max_in_flight_records). It is published from the parked table as soon as "
         "all of it is there",
     )
@@ -242,8 +243,8 @@ def too_spread(transaction_id: int, length: Length, *, others: int, most: int) -
     return Refusal(
         Cause.TOO_LARGE,
         f"transaction {transaction_id} has {length.records} records, more than are held in memory, and {others} others "
-        f"would have to be published together with it, while max_transaction_records is {most}. Retry it: from the "
-        "parked table it is published by itself",
+        f"would have to be published together with it, but max_transaction_records is {most}. Retry it: from the "
+        "parked table it is published alone",
     )
 
 
@@ -251,6 +252,6 @@ def too_slow(transaction_id: int, length: Length, *, seconds: float) -> Refusal:
     """Why a transaction that takes too long is not published."""
     return Refusal(
         Cause.TOO_LARGE,
-        f"transaction {transaction_id} has {length.records} records and was not published within {seconds:g} s, twice. "
+        f"transaction {transaction_id} has {length.records} records and was twice not published within {seconds:g} s. "
         "Raise transaction_timeout and retry it",
     )

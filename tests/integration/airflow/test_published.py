@@ -83,7 +83,7 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
 ) -> None:
     run_id = start(airflow, "publish")
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
-    waiting = "is committed, 1 records of it wait to be published"
+    waiting = "is committed; 1 records of it still wait to be published"
     wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), what="its log")
     harvester.start()
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)

@@ -152,7 +152,7 @@ async def test_an_asset_gets_no_events_while_harvesting_is_halted(
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(2.7)
         said = "".join(capfd.readouterr())
-        assert said.count("asset kafka://k/t gets no events: nobody can tell what of outbox outbox is published") == 1
+        assert said.count("asset kafka://k/t gets no events: nobody can tell what outbox outbox has published") == 1
         assert not waiting.done()
         leader.connection.execute("UPDATE outbox_leader SET halted = NULL")
         async with asyncio.timeout(10):
