@@ -27,18 +27,12 @@ class Place:
     latency: float
 
 
-PLACES = [
-    # psycopg prepares the statements that it repeats, and calls them so.
-    Place("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_" in data, 0.5),
-    Place("produce", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\0", 0.1),
-    Place(
-        "purge",
-        lambda servers: servers.to_postgres,
-        PURGE,
-        lambda data: b"DELETE FROM" in data or b"_pg3_" in data,
-        0.5,
-    ),
-]
+# psycopg prepares the statements that it repeats, and calls them so.
+MARK_ROWS = Place("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_" in data, 0.5)
+PRODUCE = Place("produce", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\0", 0.1)
+PURGE_ROWS = Place(
+    "purge", lambda servers: servers.to_postgres, PURGE, lambda data: b"DELETE FROM" in data or b"_pg3_" in data, 0.5
+)
 COMMIT = Place("commit", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\x1a", 0.1)
 """Of Kafka's transaction: EndTxn, after whose loss nobody knows what became of it."""
 
@@ -54,8 +48,9 @@ SAYS = {
 pytestmark = pytest.mark.parametrize(
     ("delivery", "place"),
     [
-        *((EXACTLY_ONCE, place) for place in [*PLACES, COMMIT]),
-        *((AT_LEAST_ONCE, place) for place in PLACES),
+        *((EXACTLY_ONCE, place) for place in (MARK_ROWS, PRODUCE, PURGE_ROWS, COMMIT)),
+        (AT_LEAST_ONCE, PRODUCE),
+        *(pytest.param(AT_LEAST_ONCE, place, marks=pytest.mark.long) for place in (MARK_ROWS, PURGE_ROWS)),
     ],
     ids=lambda value: value.name if isinstance(value, Place) else value,
 )
@@ -73,6 +68,7 @@ def test_cut(scene: Scene, place: Place, before: bool) -> None:
     scene.ends_well()
 
 
+@pytest.mark.long(place=MARK_ROWS)
 def test_delayed(scene: Scene, place: Place) -> None:
     scene.leader(proxied=True, limits=LIMITS)
     scene.midway()
@@ -83,7 +79,9 @@ def test_delayed(scene: Scene, place: Place) -> None:
     scene.ends_well()
 
 
-@pytest.mark.parametrize("ways", [BOTH, (Way.REPLIES,)], ids=["both ways", "replies"])
+@pytest.mark.parametrize(
+    "ways", [pytest.param(BOTH, id="both ways", marks=pytest.mark.long), pytest.param((Way.REPLIES,), id="replies")]
+)
 def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
     leader = scene.leader(proxied=True, limits=LIMITS)
     scene.midway()
@@ -97,6 +95,7 @@ def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
     scene.ends_well()
 
 
+@pytest.mark.long(place=MARK_ROWS)
 def test_what_a_killed_leader_has_sent_arrives_when_another_leads(scene: Scene, place: Place) -> None:
     leader = scene.leader(proxied=True, limits=LIMITS)
     standby = scene.standby()

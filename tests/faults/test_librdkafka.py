@@ -20,6 +20,8 @@ from faults.frame_proxy import Cut, Drop, Treatment, of
 from faults.frames import Api
 from faults.late import FrameServers
 
+pytestmark = pytest.mark.alone
+
 BACKOFF, LEAST = 0.5, 0.8
 """Seconds, and what chance leaves of them."""
 ADDING = 0.5

@@ -20,6 +20,8 @@ from support.harvesting import COMMAND, Process, make_outbox, wait_until
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
+pytestmark = pytest.mark.alone
+
 RATE = 2_000  # records/s
 TRANSACTION = 20  # records
 SECONDS = {"short": 45, "long": 1800}

@@ -23,6 +23,8 @@ from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.tickets.published import published
 from airflow_outbox.values.records import Snapshot
 
+pytestmark = pytest.mark.alone
+
 HELD_BACK = 10.0
 """Seconds."""
 _APPENDED_WITHIN = 0.5

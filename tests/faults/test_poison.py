@@ -17,6 +17,8 @@ from support.harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
+pytestmark = pytest.mark.alone
+
 KEYS = 60
 RECORDS = 12_000
 MAX_MESSAGE_BYTES = 40_000
@@ -150,6 +152,7 @@ def race(outbox: Outbox, tmp_path: Path) -> Race:
     return race
 
 
+@pytest.mark.long
 def test_one_poison_in_a_thousand_and_a_thousand_parked_keys_leave_the_others_their_speed(
     race: Race, is_long: bool
 ) -> None:

@@ -10,8 +10,10 @@ from statistics import median
 
 import psycopg
 import pytest
-from faults.scene import MARK, PURGE, Scene, go_on, moment_of, wait_for_the_broker
+from faults.scene import AT_LEAST_ONCE, MARK, PURGE, Scene, go_on, moment_of, wait_for_the_broker
 from support.harvesting import Process
+
+pytestmark = [pytest.mark.alone, pytest.mark.long(delivery=AT_LEAST_ONCE)]
 
 # The defaults.
 SESSION_TIMEOUT = 6.0
@@ -55,7 +57,9 @@ def test_after_a_clean_stop_the_first_record_comes_within_a_second(scene: Scene)
     scene.ends_well()
 
 
-@pytest.mark.parametrize("session_timeout", [SESSION_TIMEOUT / 2, SESSION_TIMEOUT])
+@pytest.mark.parametrize(
+    "session_timeout", [pytest.param(SESSION_TIMEOUT / 2, marks=pytest.mark.long), SESSION_TIMEOUT]
+)
 def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
     scene: Scene, is_long: bool, session_timeout: float
 ) -> None:
@@ -102,6 +106,7 @@ def test_a_lone_leader_that_was_stopped_for_long_leads_again(scene: Scene) -> No
     scene.ends_well()
 
 
+@pytest.mark.long
 def test_a_leader_that_cant_reach_postgres_resigns_and_comes_back_as_standby(scene: Scene) -> None:
     leader = scene.leader(proxied=True)
     standby = scene.standby()

@@ -13,12 +13,12 @@ from support.harvesting import PARTITIONS
 
 from airflow_outbox import OutboxRecord, published, stash
 
-pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE], indirect=True)
+pytestmark = [pytest.mark.alone, pytest.mark.parametrize("delivery", [EXACTLY_ONCE], indirect=True)]
 SHORT_SESSION = {"session_timeout": 3, "heartbeat_timeout": 1}
 MOST_SECONDS = 10.0
 
 
-@pytest.mark.parametrize("numbers", [(3, 1, 2), (1, 4, 1)], ids=str)
+@pytest.mark.parametrize("numbers", [(3, 1, 2), pytest.param((1, 4, 1), marks=pytest.mark.long)], ids=str)
 def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple[int, ...]) -> None:
     """Each leader but the last is killed in the middle of its transactions, which its successor has to fence."""
     for place, number in enumerate(numbers, start=1):
@@ -32,7 +32,7 @@ def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple
     scene.ends_well()
 
 
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_when_the_broker_is_back_one_of_three_members_goes_on_within_three_seconds(scene: Scene, number: int) -> None:
     scene.limits = {**scene.limits, **SHORT_SESSION, "transactional_ids": number}
     scene.leader()

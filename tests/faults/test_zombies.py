@@ -14,7 +14,7 @@ from faults.scene import EXACTLY_ONCE, PURGE, Scene, go_on, is_stopped
 from faults.zombie import command
 from support.harvesting import Process
 
-pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
+pytestmark = [pytest.mark.alone, pytest.mark.parametrize("delivery", [EXACTLY_ONCE])]
 
 LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
 
@@ -47,6 +47,8 @@ def zombie(scene: Scene, point: str, *, without: tuple[str, ...] = ()) -> None:
     scene.midway()
 
 
+@pytest.mark.long(point="read")
+@pytest.mark.long(point="purge")
 @pytest.mark.parametrize("point", ["read", "produce", "write the ledger", "commit", "purge", "witness"])
 def test_a_leader_that_was_stopped_has_no_effect(scene: Scene, point: str) -> None:
     zombie(scene, point)
@@ -76,6 +78,8 @@ def test_a_leader_that_was_stopped_with_a_purge_running_has_no_effect(scene: Sce
     scene.ends_well()
 
 
+@pytest.mark.long(point="take over")
+@pytest.mark.long(point="read the ledger")
 @pytest.mark.parametrize("point", ["take over", "fence Kafka", "read the ledger", "begin"])
 def test_a_member_that_was_stopped_while_it_took_over_has_no_effect(scene: Scene, point: str) -> None:
     """Once it goes on it may end its successor's producer, which costs that a view, and no more."""
@@ -128,6 +132,7 @@ def witness_of_long_ago(scene: Scene, *, without: tuple[str, ...] = ()) -> Proce
     return scene.leader()
 
 
+@pytest.mark.long
 def test_a_witness_of_long_ago_is_not_recorded(scene: Scene) -> None:
     witness_of_long_ago(scene)
     scene.ends_well()

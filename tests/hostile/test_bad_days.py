@@ -30,6 +30,8 @@ from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable
 
+pytestmark = pytest.mark.alone
+
 HOUR = 3600
 ANY_TIME = {"message.timestamp.after.max.ms": str(24 * HOUR * 1000)}
 """Lets a topic take records that are ahead of its broker's clock; others take an hour at most."""
@@ -105,6 +107,7 @@ class Clock:
         changed.replace(self.file)
 
 
+@pytest.mark.long(mode="at least once")
 @pytest.mark.parametrize("mode", ["single", "at least once"])
 def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: Innocents, tmp_path: Path) -> None:
     outbox, clock = innocents.outbox, Clock(tmp_path / "clock")
@@ -130,6 +133,7 @@ def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: 
         assert len(errors) <= 10, errors  # each retry costs one, and some commands were called meanwhile
 
 
+@pytest.mark.long(mode="at least once")
 @pytest.mark.parametrize("mode", ["single", "at least once"])
 def test_a_harvester_whose_clock_is_wrong_lets_another_lead(innocents: Innocents, tmp_path: Path) -> None:
     outbox, clock = innocents.outbox, Clock(tmp_path / "clock")

@@ -33,7 +33,11 @@ REPLICAS = {
     "no leader": ([[2], [2], [1], [1]], {}),
     "too few replicas": ([[1, 2], [1, 2], [2, 1], [2, 1]], {"min.insync.replicas": "2"}),
 }
-CASES = [("single", "no leader"), ("atomic", "too few replicas"), ("at least once", "no leader")]
+CASES = [
+    pytest.param("single", "no leader", marks=pytest.mark.long),
+    ("atomic", "too few replicas"),
+    pytest.param("at least once", "no leader", marks=pytest.mark.long),
+]
 Brokers = tuple[EmbeddedKafka, EmbeddedKafka]
 
 

@@ -7,6 +7,8 @@ import pytest
 from hostile.innocents import Innocents
 from psycopg import sql
 
+pytestmark = pytest.mark.alone
+
 LARGE_VALUES = "ALTER TABLE outbox ALTER kafka_value TYPE text; ALTER TABLE outbox_parked ALTER kafka_value TYPE text"
 HEADERS = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)
 SELECT {topic}, 'headers', array_fill('nn'::text, ARRAY[50000]), array_fill('vv'::text, ARRAY[50000])
@@ -29,6 +31,8 @@ def is_answered(innocents: Innocents) -> bool:
     return innocents.outbox.query("SELECT count(*) FROM outbox_parked WHERE requested IS NOT NULL") == [(0,)]
 
 
+@pytest.mark.long(mode="atomic")
+@pytest.mark.long(mode="at least once")
 def test_headers_count(innocents: Innocents) -> None:
     with innocents.harvested():
         innocents.around(HEADERS, within=30)
@@ -47,6 +51,8 @@ def test_what_is_too_large_is_not_read(innocents: Innocents) -> None:
         innocents.stand(named=None)
 
 
+@pytest.mark.long(mode="atomic")
+@pytest.mark.long(mode="at least once")
 def test_parked_records_are_retried_a_few_at_a_time(innocents: Innocents) -> None:
     execute(innocents, LARGE_VALUES)
     with innocents.harvested():

@@ -15,6 +15,8 @@ from support.harvesting import PARTITIONS, Outbox
 from airflow_outbox.demo.embedded.java import find_java
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
+pytestmark = pytest.mark.alone
+
 RATE = 500_000
 """Bytes a second."""
 WINDOW = 10.0

@@ -79,6 +79,7 @@ def test_who_publishes_wrongly_gets_no_figure(scene: Scene, meddling: str, fault
     assert result.as_line()["refused"] == result.refused
 
 
+@pytest.mark.long
 def test_a_stream_has_delays(scene: Scene) -> None:
     result = streams.measured(scene, Outbox("ours"), STREAM, number=1)
     assert result.refused is None
@@ -89,6 +90,7 @@ def test_a_stream_has_delays(scene: Scene) -> None:
     assert result.as_line()["p50_ms"] == result.delays.p50_ms
 
 
+@pytest.mark.long
 def test_who_does_not_keep_up_has_no_delays(scene: Scene) -> None:
     contender = Meddling("meddling", "UPDATE outbox_leader SET paused = true")
     result = streams.measured(scene, contender, STREAM, number=1)
@@ -221,6 +223,7 @@ def test_a_thread_that_has_ended_is_not_counted() -> None:
     assert threads[threading.current_thread().name] > 0
 
 
+@pytest.mark.long
 def test_a_larger_backlog_is_held_against_a_small_one(scene: Scene) -> None:
     *turns, verdict = backlog(scene, few=100_000, many=400_000, rounds=2)
     assert [turn["records"] for turn in turns] == [100_000, 400_000, 100_000]
@@ -229,12 +232,14 @@ def test_a_larger_backlog_is_held_against_a_small_one(scene: Scene) -> None:
     assert memory(turns)["peak_mb"] == max(turn["peak_mb"] for turn in turns) > 20
 
 
+@pytest.mark.long
 def test_dead_rows_stay_while_another_session_has_a_snapshot(scene: Scene) -> None:
     *turns, verdict = bloat(scene, before=30_000, rows=25_000, rounds=1)
     assert [(turn["contender"], turn["dead_rows"]) for turn in turns] == [("vacuumed", 0), ("bloated", 30_000)]
     assert_compared(turns, verdict)
 
 
+@pytest.mark.long
 def test_rows_for_many_topics_are_held_against_rows_for_one(scene: Scene) -> None:
     *turns, verdict = topics(scene, number=20, rows=ROWS, rounds=1)
     assert [(turn["topics"], turn["partitions"]) for turn in turns] == [(1, 4), (20, 20)]

@@ -27,6 +27,8 @@ from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 from .conftest import Outbox, connections, wait_until
 
+pytestmark = pytest.mark.alone
+
 RECORDS = [{"topic": "t", "key": "a", "value": "1"}, {"topic": "t", "key": "b"}]
 
 

@@ -21,6 +21,8 @@ from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 
 from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, processes_of, wait_until
 
+pytestmark = pytest.mark.alone
+
 WAIT, PUBLISHED = "wait", "published"
 
 
@@ -119,6 +121,7 @@ def count(events: list[dict[str, Any]]) -> int:
     return sum(event["published"] for event in events)
 
 
+@pytest.mark.long
 def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left_out(
     airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
 ) -> None:

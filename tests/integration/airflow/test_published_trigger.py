@@ -25,6 +25,8 @@ from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
 from airflow_outbox.values.fence import LedgerPosition
 from airflow_outbox.values.records import Snapshot
 
+pytestmark = pytest.mark.alone
+
 BLOCKED = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 

@@ -12,6 +12,8 @@ from airflow_outbox.demo.embedded import airflow
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.process import ServerError
 
+pytestmark = pytest.mark.alone
+
 
 def test_an_airflow_that_does_not_come_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow, "START_SECONDS", 20.0)  # enough to start some parts

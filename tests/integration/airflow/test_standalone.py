@@ -12,6 +12,8 @@ from airflow_outbox.values.records import Ticket
 
 from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, harvesting, wait_until
 
+pytestmark = pytest.mark.alone
+
 TASK = "harvest"
 USER_END_SECONDS = 15
 

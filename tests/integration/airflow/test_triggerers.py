@@ -22,6 +22,8 @@ from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, Outbox, gone, harvesting, processes_of, wait_until
 from .load import Load, effects_of_others
 
+pytestmark = pytest.mark.alone
+
 TASK, ASSET = "steady_task", "steady_asset"
 MOVED_SECONDS = TRIGGERER_TIMEOUT + 40.0  # Airflow takes most of them, on a busy machine
 SETTLED_SECONDS = 60.0  # a triggerer may have to start
@@ -207,7 +209,10 @@ def stopped(*processes: psutil.Process) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["alone", "with its processes"])
+@pytest.mark.parametrize(
+    "whole",
+    [pytest.param(False, id="alone"), pytest.param(True, id="with its processes", marks=pytest.mark.long)],
+)
 def test_a_triggerer_that_was_stopped_and_goes_on_has_had_one_leaders_effects(
     triggerers: Triggerers, whole: bool
 ) -> None:

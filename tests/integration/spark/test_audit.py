@@ -48,7 +48,7 @@ def audited(spark: SparkSession, archived: Archived, **wanted: int) -> AuditRepo
     return spark_job.audit_on_spark(spark, config, AuditRequest(table="archive", **wanted))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_it_agrees_with_the_command(
     spark: SparkSession, archived: Archived, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -81,6 +81,7 @@ def test_it_agrees_when_all_is_well_and_when_nothing_is_there(spark: SparkSessio
     assert audited(spark, archived).as_dict() == archived.audit()
 
 
+@pytest.mark.long
 def test_a_submitted_audit_ends_as_the_command_does_and_shows_no_password(archived: Archived, tmp_path: Path) -> None:
     archived.stash(archived.record(1), archived.record(2))
     archived.purge()
