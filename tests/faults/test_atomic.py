@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from faults.atomic import InterleavedLoad, Place, read_batches, torn
+from faults.atomic import InterleavedLoad, SourceRecord, read_batches, torn
 from faults.histories import Stage, told
 from support.harvesting import make_outbox, wait_until
 
@@ -84,7 +84,7 @@ def write(stage: Stage, transaction: int, *keys: str) -> Ticket:
 
 def visible(stage: Stage) -> Counter[int]:
     """How many records of each source transaction consumers see."""
-    return Counter(Place.of(message).transaction for message in stage.outbox.committed())
+    return Counter(SourceRecord.of(message).transaction for message in stage.outbox.committed())
 
 
 def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: EmbeddedKafka) -> None:
@@ -116,5 +116,5 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: Em
         wait_until(lambda: visible(stage) == {0: 150, 1: 2, 2: 2}, doing="publishing what was parked")
     batches = read_batches(stage.outbox, stage.names.ledger_topic, kafka)
     assert torn({0: 150, 1: 2, 2: 2}, stage.outbox.committed(), batches) == []
-    shared = [Place.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
+    shared = [SourceRecord.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
     assert shared == [0, 1]

@@ -17,7 +17,7 @@ import pytest
 from faults.frame_proxy import Cut, Delay, Hold, Late, Treatment, Twice, of
 from faults.frames import Api, Request
 from faults.late import LateScene
-from faults.load import Witness
+from faults.load import TopicReader
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.tickets.published import published
@@ -74,8 +74,8 @@ def tellers(scene: LateScene) -> Iterator[Tellers]:
 
 
 @contextlib.contextmanager
-def plain_reader(scene: LateScene) -> Iterator[Witness]:
-    reader = Witness(scene.outbox.bootstrap, scene.outbox.topic)
+def plain_reader(scene: LateScene) -> Iterator[TopicReader]:
+    reader = TopicReader(scene.outbox.bootstrap, scene.outbox.topic)
     try:
         yield reader
     finally:

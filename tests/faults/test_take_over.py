@@ -24,7 +24,7 @@ SLACK = 20.0  # where time is not what is measured
 def first_record_of(scene: Scene, successor: Process, since: int) -> float:
     """When the consumer saw the first record of a member that has begun to lead."""
     view = scene.next_event(successor, "view", since=since, within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
-    return scene.witness.first_since(moment_of(view), within=10)
+    return scene.reader.first_since(moment_of(view), within=10)
 
 
 def test_after_kill_the_first_record_comes_within_the_session_timeout_and_two_seconds(scene: Scene) -> None:
@@ -73,7 +73,7 @@ def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
     starting = threading.Thread(target=scene.servers.kafka.start)
     starting.start()
     returned_at = wait_for_the_broker(scene.servers.kafka)
-    assert scene.witness.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
+    assert scene.reader.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
     starting.join()
     scene.ends_well()
 

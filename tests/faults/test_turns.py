@@ -45,7 +45,7 @@ def test_when_the_broker_is_back_one_of_three_members_goes_on_within_three_secon
     starting = threading.Thread(target=scene.servers.kafka.start)
     starting.start()
     returned_at = wait_for_the_broker(scene.servers.kafka)
-    assert scene.witness.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
+    assert scene.reader.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
     starting.join()
     scene.ends_well()
 

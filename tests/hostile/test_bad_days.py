@@ -57,7 +57,7 @@ def names(outbox: Outbox) -> KafkaNames:
         return KafkaNames.of(config, OutboxTable(connection, OutboxName.parse("outbox")).identity().outbox_id)
 
 
-class Sick:
+class SickTopic:
     """A topic beside that of the innocents."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -111,7 +111,7 @@ class Clock:
 @pytest.mark.parametrize("mode", ["single", "at least once"])
 def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: Innocents, tmp_path: Path) -> None:
     outbox, clock = innocents.outbox, Clock(tmp_path / "clock")
-    sick, own = Sick(outbox), names(outbox)
+    sick, own = SickTopic(outbox), names(outbox)
     ledgers = [own.ledger_topic] if "delivery" not in outbox.settings else []
     allow(outbox, [outbox.topic, own.leader_topic, *ledgers], ANY_TIME)
     clock.set(2 * HOUR)

@@ -61,7 +61,7 @@ def effects_of_others(effects: list[tuple[str, UUID]]) -> list[str]:
     return wrong
 
 
-class Load:
+class SteadyLoad:
     """Stashes 200 records a second into an outbox from entry to exit, and reads what arrives.
 
     The records are the numbers 0, 1, 2, …; number n has key n mod KEYS.

@@ -20,7 +20,7 @@ from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, Outbox, gone, harvesting, processes_of, wait_until
-from .load import Load, effects_of_others
+from .load import SteadyLoad, effects_of_others
 
 pytestmark = pytest.mark.alone
 
@@ -33,7 +33,7 @@ A_WHILE = 1000  # records, at 200 a second
 class Triggerers:
     """The triggerers of an Airflow that harvests two outboxes under load, and where the harvesting processes are."""
 
-    def __init__(self, airflow: AirflowStandalone, metadata: str, loads: dict[str, Load]) -> None:
+    def __init__(self, airflow: AirflowStandalone, metadata: str, loads: dict[str, SteadyLoad]) -> None:
         self.airflow = airflow
         self.loads = loads
         self._metadata = metadata
@@ -175,7 +175,7 @@ def shared(
     for run in airflow.api.runs("forever"):  # what other tests have left to a triggerer that was killed
         airflow.api.mark("forever", run["dag_run_id"], "harvest", "failed")
     with ExitStack() as stack:
-        loads = {name: stack.enter_context(Load(outboxes[name])) for name in (TASK, ASSET)}
+        loads = {name: stack.enter_context(SteadyLoad(outboxes[name])) for name in (TASK, ASSET)}
         airflow.api.unpause(ASSET)
         airflow.api.unpause(TASK)
         airflow.api.wait_for_task(TASK, airflow.api.trigger(TASK), "harvest", "deferred", timeout=AIRFLOW_PATIENCE)
