@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from support.distribution import Scheduling, in_order, is_alone, room, tell_the_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
+pytest_plugins = ["support.fixtures"]
 
 
 def _isolate_airflow() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from support.harvesting import BUSY, PATIENCE
+from support.harvesting import BUSY, PATIENCE, Outbox, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -25,7 +25,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
-from .conftest import Outbox, connections, wait_until
+from .conftest import connections
 
 pytestmark = pytest.mark.alone
 
@@ -44,7 +44,7 @@ async def test_the_trigger_drains_an_outbox(outbox: Outbox) -> None:
     event = await anext(trigger.run())
     await trigger.cleanup()
     assert event.payload == {"status": "ended", "reason": "drained", "published": 2000}
-    assert (outbox.left(), outbox.delivered()) == (0, 2000)
+    assert (outbox.left(), len(outbox.committed())) == (0, 2000)
 
 
 async def test_the_trigger_tells_an_asset_what_was_published(outbox: Outbox) -> None:
@@ -106,12 +106,12 @@ def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_p
     )
     with subprocess.Popen([sys.executable, str(supervisor)], stdout=subprocess.DEVNULL) as process:
         outbox.stash(10)
-        wait_until(lambda: outbox.left() == 0, what="the harvest")
+        wait_until(lambda: outbox.left() == 0, doing="the harvest")
         (child,) = [
             each for each in psutil.Process(process.pid).children() if "airflow_outbox.harvest" in each.cmdline()
         ]
         process.kill()
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=1, what="its end")
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=1, doing="its end")
 
 
 def test_the_hook_reaches_outbox_and_brokers(outbox: Outbox) -> None:

@@ -16,14 +16,13 @@ import yaml
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
-from support.archiving import Archived, counts, make_archived
+from support.archiving import Archived, counts
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job
 from airflow_outbox.audit.findings import AuditReport
 from airflow_outbox.audit.run import AuditRequest
 from airflow_outbox.demo.embedded.java import find_java, java_home
-from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
@@ -36,11 +35,6 @@ SUBMIT = [
     "--conf",
     "spark.ui.enabled=false",
 ]
-
-
-@pytest.fixture
-def archived(database: str, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Archived:
-    return make_archived(database, bootstrap=kafka.bootstrap, topic=f"{topic_prefix}orders", folder=tmp_path)
 
 
 def audited(spark: SparkSession, archived: Archived, **wanted: int) -> AuditReport:
