@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 pytest_plugins = ["support.fixtures"]
 
 
-def _isolate_airflow() -> None:
+def _prepare_environment() -> None:
     """Before the first import of airflow, which reads its settings once.
 
     Nothing of the user's own Airflow is seen or touched.
@@ -37,10 +37,12 @@ def _isolate_airflow() -> None:
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "True",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # Brokers and Spark's drivers live for seconds here: to compile them well would take longer than they run.
+        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
 
 
-_isolate_airflow()
+_prepare_environment()
 
 from airflow_outbox.demo.embedded.jars import kafka_jars  # noqa: E402
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka  # noqa: E402
@@ -53,7 +55,7 @@ settings.load_profile("busy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, default=500, help="how many simulated histories to run (default: %(default)s)"
+        "--seeds", type=int, default=200, help="how many simulated histories to run (default: %(default)s)"
     )
     parser.addoption("--server", help="another server (a superuser, in libpq form) for tests that need one database")
     parser.addoption("--seed", type=int, help="the only simulated history to run")
@@ -138,7 +140,8 @@ def postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
 @pytest.fixture(scope="session")
 def kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
     """The session's Kafka, shared: don't stop it; begin topics, groups and transactional ids with `topic_prefix`."""
-    with EmbeddedKafka(server_folder / "kafka", classpath=kafka_classpath) as server:
+    properties = {"group.min.session.timeout.ms": "1000"}  # no successor need wait for long
+    with EmbeddedKafka(server_folder / "kafka", classpath=kafka_classpath, properties=properties) as server:
         yield server
 
 

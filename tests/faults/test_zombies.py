@@ -12,16 +12,14 @@ import psycopg
 import pytest
 from faults.scene import EXACTLY_ONCE, PURGE, Scene, go_on, is_stopped
 from faults.zombie import command
-from support.harvesting import Process
+from support.harvesting import SHORT_SESSION, Process
 
 pytestmark = [pytest.mark.alone, pytest.mark.parametrize("delivery", [EXACTLY_ONCE])]
-
-LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
 
 
 @pytest.fixture
 def scene(scene: Scene) -> Scene:
-    scene.limits = LIMITS
+    scene.limits = SHORT_SESSION
     return scene
 
 
@@ -101,7 +99,7 @@ def test_a_member_that_was_stopped_while_it_took_over_has_no_effect(scene: Scene
 
 def test_without_the_fence_of_kafka_records_come_twice(scene: Scene) -> None:
     """With one producer: what another one had sent would stay open, and hold the readers back until its time is up."""
-    scene.limits = {**LIMITS, "transactional_ids": 1}
+    scene.limits = {**SHORT_SESSION, "transactional_ids": 1}
     zombie(scene, "write the ledger", without=("kafka",))
     with pytest.raises(AssertionError, match="duplicates"):
         scene.ends_well()

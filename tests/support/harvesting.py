@@ -29,6 +29,8 @@ PATIENCE = 60.0
 """Seconds that a test waits for what has to come, where how soon it comes is not what the test shows."""
 BUSY = 0.5
 """Seconds that a busy machine may add to a time that is measured."""
+SHORT_SESSION = {"heartbeat_timeout": 1, "session_timeout": 3}
+"""Limits by which a successor leads soon after a leader was killed; the brokers of the tests allow them."""
 COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
 CHILD = [sys.executable, "-m", "airflow_outbox.harvest"]
 GOHARVEST_TABLE = """
@@ -89,6 +91,15 @@ class Outbox:
     def published(self) -> list[tuple[str, int]]:
         """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""
         return [(message.key().decode(), int(message.value())) for message in self.committed()]
+
+    def written(self) -> int:
+        """How many messages the topic's log has, markers and all, whatever consumers see of them."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused"})
+        try:
+            partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+            return sum(consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions)
+        finally:
+            consumer.close()
 
     def committed(self) -> list[Message]:
         """Every record of the topic that consumers who read committed see, each partition's in order."""

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.alone
 TASK, ASSET = "steady_task", "steady_asset"
 MOVED_SECONDS = TRIGGERER_TIMEOUT + 40.0  # Airflow takes most of them, on a busy machine
 SETTLED_SECONDS = 60.0  # a triggerer may have to start
-A_WHILE = 1000  # records, at 200 a second
+A_WHILE = 400  # records, at 200 a second
 
 
 class Triggerers:
