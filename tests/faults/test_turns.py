@@ -9,12 +9,11 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from faults.scene import EXACTLY_ONCE, Scene, wait_for_the_broker
-from support.harvesting import PARTITIONS
+from support.harvesting import PARTITIONS, SHORT_SESSION
 
 from airflow_outbox import OutboxRecord, published, stash
 
-pytestmark = [pytest.mark.alone, pytest.mark.parametrize("delivery", [EXACTLY_ONCE], indirect=True)]
-SHORT_SESSION = {"session_timeout": 3, "heartbeat_timeout": 1}
+pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE], indirect=True)
 MOST_SECONDS = 10.0
 
 
@@ -32,6 +31,7 @@ def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple
     scene.ends_well()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_when_the_broker_is_back_one_of_three_members_goes_on_within_three_seconds(scene: Scene, number: int) -> None:
     scene.limits = {**scene.limits, **SHORT_SESSION, "transactional_ids": number}
@@ -50,6 +50,7 @@ def test_when_the_broker_is_back_one_of_three_members_goes_on_within_three_secon
     scene.ends_well()
 
 
+@pytest.mark.alone
 def test_what_is_published_is_told_while_another_applications_transaction_holds_readers_back(scene: Scene) -> None:
     """The stable offsets don't tell then that the markers are written."""
     stranger = Producer(

@@ -7,8 +7,6 @@ import pytest
 from hostile.innocents import Innocents
 from psycopg import sql
 
-pytestmark = pytest.mark.alone
-
 LARGE_VALUES = "ALTER TABLE outbox ALTER kafka_value TYPE text; ALTER TABLE outbox_parked ALTER kafka_value TYPE text"
 HEADERS = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)
 SELECT {topic}, 'headers', array_fill('nn'::text, ARRAY[50000]), array_fill('vv'::text, ARRAY[50000])

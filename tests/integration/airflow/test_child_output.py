@@ -7,13 +7,10 @@ import os
 import subprocess
 from contextlib import suppress
 
-import pytest
 from support.harvesting import Outbox, wait_until
 
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.triggers.child import COMMAND
-
-pytestmark = pytest.mark.alone
 
 
 def test_a_supervisor_that_does_not_read_does_not_stop_the_harvest(outbox: Outbox) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,6 @@ from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 from .conftest import connections
-
-pytestmark = pytest.mark.alone
 
 RECORDS = [{"topic": "t", "key": "a", "value": "1"}, {"topic": "t", "key": "b"}]
 
@@ -74,6 +73,7 @@ async def test_a_parked_record_is_told_to_the_asset_and_to_the_users_function(
     assert (told["event"], told["outbox"], told["reasons"]) == ("parked", "outbox", parked["reasons"])
 
 
+@pytest.mark.alone
 async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: Outbox) -> None:
     others = set(psutil.Process().children())
     trigger = OutboxHarvestTrigger(emit="end")
@@ -95,6 +95,7 @@ async def _first(trigger: OutboxHarvestTrigger) -> Any:
     return await anext(trigger.run())
 
 
+@pytest.mark.alone
 def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_path: Path) -> None:
     supervisor = tmp_path / "supervisor.py"
     supervisor.write_text(
@@ -172,7 +173,7 @@ def test_the_operator_commits_records_and_rows_together_and_once(outbox: Outbox)
 def test_what_a_role_for_jobs_may_do_is_enough_to_find_the_ticket_again(
     outbox: Outbox, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    role = f"job_{outbox.topic[-12:]}"
+    role = f"job_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(outbox.database, autocommit=True) as owner:
         owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
         for statement in grant_statements(owner, OutboxName.parse(outbox.name), "job", role):
