@@ -74,6 +74,8 @@ def test_an_exchange_while_nobody_harvests(stage: Stage, exchange: str) -> None:
     assert stage.outbox.by_key() == ALL
 
 
+@pytest.mark.long(exchange="sequence set back")
+@pytest.mark.long(exchange="table made anew")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_an_exchange_while_a_leader_harvests(stage: Stage, exchange: str) -> None:
     act, says = EXCHANGES[exchange]
@@ -91,6 +93,7 @@ def test_an_exchange_while_a_leader_harvests(stage: Stage, exchange: str) -> Non
     assert stage.outbox.by_key() == numbers(range(BEFORE + 2 * AFTER))
 
 
+@pytest.mark.long
 def test_ids_that_overtake_what_was_published_do_not_end_the_refusal(stage: Stage) -> None:
     stage.drain()
     stage.execute("TRUNCATE outbox RESTART IDENTITY")
@@ -134,6 +137,7 @@ def test_records_that_a_restore_brings_back_are_published_once_more(stage: Stage
     assert stage.outbox.by_key() == numbers(range(BEFORE), range(BEFORE))
 
 
+@pytest.mark.long
 def test_a_backup_from_before_an_earlier_adoption_is_adopted_at_once(stage: Stage) -> None:
     stage.drain()
     backup = stage.back_up()
@@ -180,7 +184,7 @@ def test_an_asynchronous_replica_is_promoted(stage: Stage, follower: EmbeddedPos
     assert stage.outbox.by_key() == numbers(range(BEFORE + 100 + AFTER))
 
 
-@pytest.mark.parametrize("options", [(), ("--nothing-lost",)], ids=" ".join)
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.long), ("--nothing-lost",)], ids=" ".join)
 def test_a_switch_over_in_order(stage: Stage, follower: EmbeddedPostgres, options: tuple[str, ...]) -> None:
     """The leader dies between commit and purge: the ledger knows what is published, and the replica still has it."""
     follower.start()

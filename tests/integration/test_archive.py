@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -27,12 +27,6 @@ from airflow_outbox.values.pages import PageSnapshot
 NAME = OutboxName.parse("outbox")
 MONTH = 30 * 86400.0
 Query = Callable[[str], list[tuple[Any, ...]]]
-
-
-@pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
 
 
 @pytest.fixture

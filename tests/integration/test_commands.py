@@ -48,12 +48,6 @@ def run(file: Path) -> Run:
     return run
 
 
-@pytest.fixture
-def connection(database: str) -> Any:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
 def test_init_makes_tables_and_topic_once(run: Run, kafka: EmbeddedKafka) -> None:
     first = run("init").output.splitlines()
     assert first[0] == 'created "app"."outbox" and the tables beside it, schema version 6'

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,12 @@ import psycopg
 import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
-from support.harvesting import BUSY, CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
+from support.harvesting import BUSY, CHILD, COMMAND, Outbox, Process, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.table import OutboxTable
-
-
-@pytest.fixture
-def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
-    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
-
-
-@pytest.fixture
-def start(outbox: Outbox, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start a harvester: as the command, or as the child."""
-    started: list[Process] = []
-
-    def start(*arguments: str, child: bool = False, until: str = "forever", **settings: Any) -> Process:
-        config = {**outbox.settings, **settings}
-        if child:
-            process = Process(CHILD, first_line={"config": config, "until": until})
-        else:
-            file = tmp_path / "outbox.yaml"
-            file.write_text(yaml.safe_dump(config))
-            process = Process([*COMMAND, "harvest", "-f", str(file), "--until", until, *arguments])
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.end()
-
 
 Start = Callable[..., Process]
 

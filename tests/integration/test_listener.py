@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, closing
 from pathlib import Path
 from statistics import median
@@ -23,12 +23,6 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import Role
 from airflow_outbox.tickets.listener import Listener, listener
 from airflow_outbox.tickets.published import TicketState, TicketStatus
-
-
-@pytest.fixture
-def leader(database: str) -> Iterator[Leader]:
-    with closing(Leader(database)) as leader:
-        yield leader
 
 
 async def wait(listening: Listener, ticket: Ticket, found: list[TicketStatus] | None = None) -> TicketStatus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import CHILD, GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
@@ -40,13 +40,6 @@ def outbox(request: pytest.FixtureRequest, database: str, kafka: EmbeddedKafka, 
     small = NewTopic(topic_prefix + "small", PARTITIONS, 1, config={"max.message.bytes": "1000"})
     admin.create_topics([small])[small.topic].result()
     return made
-
-
-@pytest.fixture
-def harvester(outbox: Outbox) -> Iterator[Process]:
-    process = Process(CHILD, first_line={"config": outbox.settings})
-    yield process
-    process.end()
 
 
 @pytest.fixture

@@ -21,12 +21,6 @@ from airflow_outbox.values.records import OutboxRecord
 NAMES = ["outbox", "app.outbox", '"My Schema"."Out ""box"', "Outbox", '"Ünïcode"']
 
 
-@pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
 @pytest.mark.parametrize("text", NAMES)
 def test_init_makes_the_tables_under_any_name_and_is_idempotent(connection: psycopg.Connection[Any], text: str) -> None:
     name = OutboxName.parse(text)

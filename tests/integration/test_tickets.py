@@ -15,11 +15,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import yaml
-from support.harvesting import CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
+from support.harvesting import COMMAND, Outbox, Process, wait_until
 from support.leading import logged_in
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
-from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import (
     InvalidTicketError,
     NoWatermarkError,
@@ -246,24 +245,6 @@ def test_the_sql_on_the_page_tells(database: str, connection: psycopg.Connection
 # With a real harvester
 
 
-@pytest.fixture
-def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
-    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
-
-
-@pytest.fixture
-def start(outbox: Outbox) -> Iterator[Callable[[], Process]]:
-    started: list[Process] = []
-
-    def start() -> Process:
-        started.append(Process(CHILD, first_line={"config": outbox.settings, "until": "forever"}))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.end()
-
-
 def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, start: Callable[[], Process]) -> None:
     """Harvesters are killed while a writer goes on; and the counts of records a topic are exact in the end."""
     tickets: list[Ticket] = []
@@ -275,7 +256,7 @@ def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, sta
         identity = OutboxTable(connection, NAME).identity()
         listening.execute(f'LISTEN "outbox {identity.outbox_id}"'.encode())
         for _ in range(2):
-            process = start()
+            process = start(child=True)
             process.wait_for("view")
             for _ in range(15):
                 with connection.transaction():
@@ -290,7 +271,7 @@ def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, sta
                     assert len(outbox.published()) >= 5 * claimed
             process.end()
         assert claimed > 10
-        start()
+        start(child=True)
         wait_until(lambda: all(published(connection, ticket) for ticket in tickets))
         assert sorted(number for _, number in outbox.published()) == list(range(5 * len(tickets)))
         counts = [({outbox.topic: 5 * len(tickets)},)]
@@ -313,7 +294,7 @@ def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_pat
             3,
             f"transaction {ticket.transaction_id} is committed; 1 records of it still wait to be published",
         )
-        start().wait_for("view")
+        start(child=True).wait_for("view")
         wait_until(lambda: published(connection, ticket))
     told = ask(ticket, "--output", "json")
     assert told.returncode == 0
@@ -335,7 +316,7 @@ def test_a_parked_record_of_the_transaction_is_named(outbox: Outbox, start: Call
     with psycopg.connect(outbox.database) as connection:
         ticket = stash(connection, [OutboxRecord(outbox.topic, f"k{n}", str(n), {"n": "1"}) for n in range(3)])
         connection.execute("UPDATE outbox SET kafka_header_values = ARRAY[]::text[] WHERE kafka_value = '1'")
-    start()
+    start(child=True)
     with psycopg.connect(outbox.database, autocommit=True) as connection:
         wait_until(lambda: ticket_status(connection, ticket).state is TicketState.PARKED)
         status = ticket_status(connection, ticket)

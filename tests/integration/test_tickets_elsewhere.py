@@ -194,12 +194,6 @@ async def test_a_standby_that_lacks_transactions_calls_none_of_its_own_published
         assert status.state is TicketState.WAITING, str(status)
 
 
-@pytest.fixture
-def leader(database: str) -> Iterator[Leader]:
-    with closing(Leader(database)) as leader:
-        yield leader
-
-
 async def test_a_ticket_of_the_second_of_an_adoption_is_not_refused(database: str, leader: Leader) -> None:
     """The listener has looked a moment ago, and hears from a leader: it would look again only in ten seconds."""
     listening = Listener(database)

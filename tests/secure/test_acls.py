@@ -37,7 +37,7 @@ def parsed(table: str) -> list[tuple[str, str, Acl]]:
     ]
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def test_the_list_is_enough_and_each_entry_is_needed(
     make_outbox: MakeOutbox, secure: SecureKafka, start: Start, tmp_path: Path, delivery: str
 ) -> None:

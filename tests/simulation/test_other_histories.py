@@ -16,7 +16,7 @@ from simulation.world import SOUND, Design, Member, World
 from airflow_outbox.values.records import MarkedRecord
 
 
-class Scene:
+class LeaderAndWriter:
     """A leader at work, and an application that writes a record at a time."""
 
     def __init__(self, design: Design = SOUND) -> None:
@@ -85,7 +85,7 @@ CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
 @pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
 def test_another_history_is_noticed_and_nothing_moves_any_more(change: Callable[[World], None], named: str) -> None:
     async def live() -> None:
-        scene = Scene()
+        scene = LeaderAndWriter()
         await scene.work()
         change(scene.world)
         assert named in await scene.noticed()
@@ -104,7 +104,7 @@ def test_another_history_is_noticed_and_nothing_moves_any_more(change: Callable[
 @pytest.mark.parametrize("design", [SOUND, Design(table=NeverHalts)], ids=["sound", "forgetful"])
 def test_what_was_noticed_has_to_stay_noticed(design: Design) -> None:
     async def live() -> list[str]:
-        scene = Scene(design)
+        scene = LeaderAndWriter(design)
         await scene.work()
         await scene.beat()
         database = scene.world.database
@@ -124,7 +124,7 @@ def test_what_was_noticed_has_to_stay_noticed(design: Design) -> None:
 @pytest.mark.parametrize("design", [SOUND, Design(table=TellsNoBeats)], ids=["sound", "without beats and views"])
 def test_a_restore_shows_by_beats_when_ids_have_overtaken_what_was_published(design: Design) -> None:
     async def live() -> list[str]:
-        scene = Scene(design)
+        scene = LeaderAndWriter(design)
         await scene.work()
         await scene.beat()
         database = scene.world.database

@@ -159,6 +159,7 @@ async def test_an_asset_gets_no_events_while_harvesting_is_halted(
             assert (await waiting).payload["topics"] == {"t": 1}
 
 
+@pytest.mark.alone
 async def test_a_thousand_triggers_cost_less_than_twenty_statements_a_second(
     leader: Leader, postgres: EmbeddedPostgres
 ) -> None:

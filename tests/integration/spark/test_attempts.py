@@ -27,6 +27,9 @@ ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}
 WHOLE = (RECORDS, RECORDS, 1)
 
 
+@pytest.mark.long(step="before_rows", fault=die)
+@pytest.mark.long(step="amid_rows")
+@pytest.mark.long(step="staged", fault=fail)
 @pytest.mark.parametrize("fault", [fail, die], ids=["raises", "is killed"])
 @pytest.mark.parametrize("step", ["before_rows", "amid_rows", "after_rows", "staged"])
 def test_a_task_that_fails_at_first(

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from unit.conftest import PASSWORD, Connect
 
 from airflow_outbox.errors import ConfigurationError, PostgresError
 from airflow_outbox.hooks import outbox as module
 from airflow_outbox.hooks.outbox import OutboxHook, check_settings
-
-from .conftest import PASSWORD, Connect
 
 pytestmark = pytest.mark.usefixtures("connections")
 

@@ -14,12 +14,11 @@ import pytest
 from airflow.sdk.definitions.asset import AssetWatcher
 from airflow.triggers.base import TriggerEvent
 from support.harvesting import BUSY
+from unit.conftest import PASSWORD, Connect
 
 from airflow_outbox.triggers import harvest
 from airflow_outbox.triggers.child import END_SECONDS
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
-
-from .conftest import PASSWORD, Connect
 
 pytestmark = pytest.mark.usefixtures("connections")
 Child = Callable[[str], None]
