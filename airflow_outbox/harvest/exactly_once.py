@@ -14,9 +14,9 @@ change anything. Then activities overlap: while batch n is being committed, n+2 
   asked;
 - *attending* looks once a second for parked records that are to be published now or discarded (`harvest.parked_retry`).
 
-In a busy stream a batch costs two statements, each a round trip to Postgres: a read and a purge. From Kafka it needs
-that the records, the ledger's records and the commit are acknowledged, one after the other. Each step below says what
-it adds, and when. Heartbeats and looks at the fence come once a second (`harvest.term`).
+In a busy stream a batch costs two statements, each a round trip to Postgres: a read and a purge. It costs three round
+trips to Kafka, one after the other: the records, the ledger's records, the commit. Each step below says what it adds,
+and when. Heartbeats and looks at the fence come once a second (`harvest.term`).
 
 Any failure or uncertainty ends the term at once. Nothing is assumed about the work under way: the next view recovers.
 There is nothing to roll back, since nothing was marked.
@@ -148,7 +148,7 @@ class ExactlyOnceTerm(Term):
         )
 
     async def _read(self) -> None:
-        """Read pages while there is room: one statement each. It waits before the next one once a window is read."""
+        """Read pages while there is room: one statement each, at once until a window is read, then after a wait."""
         interval = self._limits.poll_interval
         while not self._stopping.is_set():
             self._room_made.clear()
@@ -163,7 +163,7 @@ class ExactlyOnceTerm(Term):
                 interval = await self._idle(interval)
 
     async def _publish(self) -> None:
-        """Send batches, one after the other: parked records that are due, or what was read."""
+        """Send batches, one after the other: parked records that are due, or what was read. Waiting costs nothing."""
         while not self._stopping.is_set():
             if self._commitment.is_far_ahead:
                 await self._settling.await_some()
@@ -176,11 +176,12 @@ class ExactlyOnceTerm(Term):
         await self._sending.end()
 
     async def _publish_batch(self) -> None:
-        """Fill a Kafka transaction. No statement, unless its producer has a new epoch: then one look at the fence.
+        """Fill a Kafka transaction with a page of records, or more while source transactions have more to come.
 
-        Kafka gets the records in few requests, all at once, and this waits until they are acknowledged. It gets another
-        request where records go to partitions that are new in this transaction.
+        Costs no statement, and one round trip to Kafka: the records go out together, and this waits until Kafka has
+        them. Another one comes first, because a transaction's partitions have to be added to it.
         """
+        # Waits for the commit before the last one, of the same producer. A new epoch costs a statement.
         batch, loop = await self._sending.begin(), asyncio.get_running_loop()
         began, most_seconds = loop.time(), _SHARE_OF_TIMEOUT * self._limits.transaction_timeout
         dividing = self._dividing
@@ -217,9 +218,9 @@ class ExactlyOnceTerm(Term):
         return rows, streaming
 
     async def _commit_filled(self) -> None:
-        """Commit batches in their order. One statement if Postgres' log is not on disk yet: it seldom is not."""
+        """Commit batches in their order."""
         while (batch := await self._sending.filled.get()) is not None:
-            await self._durability.require(batch.written)
+            await self._durability.require(batch.written)  # one statement, unless the log is on disk, as it mostly is
             await self._commit(batch)
             self._caution.forget(chain(batch.parked.refused, batch.parked.waiting), parked=False)
             self._caution.settled(batch.ids, parked=False)
@@ -230,7 +231,7 @@ class ExactlyOnceTerm(Term):
         self._settling.end()
 
     async def _commit(self, batch: Batch) -> None:
-        """Write the entry into the ledger, and commit: two requests to Kafka, one after the other."""
+        """Write the entry into the ledger, and commit: two round trips to Kafka, no statement."""
         entry = batch.entry(view=self.view, fence=self._fence)
         highest_id = batch.highest_id(self._reading.last_drawn)
         [log] = self._commitment.due(batch.number)  # there is one log so far
@@ -240,14 +241,11 @@ class ExactlyOnceTerm(Term):
         self._settling.committed()
 
     async def _settle(self) -> None:
-        """Complete batches in Postgres, in their order. One statement, or three where records are parked or retried.
-
-        In a busy stream Kafka is not asked whether a batch can be read: later transactions tell.
-        """
+        """Complete batches in Postgres, in their order."""
         while (committed := await self._settling.next()) is not None:
             entry, batch = committed
-            await self._settling.await_readable()
-            await self._settling.complete(entry, batch)
+            await self._settling.await_readable()  # no request while later transactions tell, else one or a few
+            await self._settling.complete(entry, batch)  # one statement; one more each to park and to unpark
             self._count(batch.topics)
             self._settling.settled()
             self._retry.settled(batch)
