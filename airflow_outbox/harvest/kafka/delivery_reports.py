@@ -7,7 +7,6 @@ client as a whole.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
@@ -20,44 +19,15 @@ from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
 from airflow_outbox.harvest.kafka.errors import clocks_differ, explained, not_allowed
 from airflow_outbox.harvest.kafka.producer import REFUSED, shown
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
-from airflow_outbox.harvest.kafka.transactional_client import refusal
+from airflow_outbox.harvest.kafka.transactional_client import ClientLog, refusal
 from airflow_outbox.harvest.protocol.ledger import Extent
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.values.pages import SIZE, OutboxRow
-
-logger = logging.getLogger(__name__)
 
 Report = Callable[[BrokerError | None, Message], None]
 
 _TOPICS_NAMED = 3
 _topic = itemgetter(1)
-
-
-class _Additions(logging.Handler):
-    """The topics that Kafka kept out of the transaction, and why, and those that found their records `untimely`.
-
-    These are read from the client's log, since its error names none. Everything that it logs is passed on.
-    """
-
-    _UNTIMELY = re.compile(r"ProduceRequest for (\S+) \[\d+\] .*\(INVALID_TIMESTAMP\)")
-    _LINE = re.compile(r'Failed to add partition "([^"]+)" \[\d+\] to transaction: (.*)')
-    _REASONS = frozenset(BrokerError(code).str() for code in REFUSED)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused: dict[str, str] = {}
-        self.untimely: set[str] = set()
-        self.logger = logging.Logger(logger.name, logging.WARNING)
-        self.logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        found = self._LINE.search(record.getMessage())
-        if found is not None and found[2] in self._REASONS:  # other reasons follow from these, or hit all topics
-            self.refused[found[1]] = found[2]
-        if (found := self._UNTIMELY.search(record.getMessage())) is not None:
-            self.untimely.add(found[1])
-        if logger.isEnabledFor(record.levelno):
-            logger.handle(record)
 
 
 class DeliveryReports:
@@ -77,14 +47,14 @@ class DeliveryReports:
         self._settings = settings
         self._ledger = ledger
         self._book = book
-        self._additions = _Additions()
+        self._client_log = ClientLog()
         self._extents: dict[Place, list[int]] = {}
         self._is_alone = False  # the record being sent
 
     def new_client(self) -> logging.Logger:
         """The producer gets a new client. Return the log to give it."""
-        self._additions = _Additions()
-        return self._additions.logger
+        self._client_log = ClientLog()
+        return self._client_log.logger
 
     def begin(self, rows: Sequence[OutboxRow]) -> None:
         """These rows are sent now."""
@@ -101,7 +71,7 @@ class DeliveryReports:
     @property
     def are_refusals(self) -> bool:
         """Whether a record, or a topic, is known to be refused: then the rest stays unsent."""
-        return self.refused is not None or bool(self._additions.refused)
+        return self.refused is not None or bool(self._client_log.refused)
 
     def error(self) -> KafkaError | None:
         """Return the error to raise for what is refused, if anything is. Tell the book the topics."""
@@ -136,7 +106,7 @@ class DeliveryReports:
         topic = cast("str", message.topic())
         if error is not None:
             if error.code() == BrokerError.INVALID_TIMESTAMP:
-                self._additions.untimely.add(topic)
+                self._client_log.untimely.add(topic)
             if error.code() in REFUSED:
                 self._doubt(error, message)
                 known = isinstance(self.refused, RecordsRefusedError)
@@ -161,7 +131,7 @@ class DeliveryReports:
         elif error.code() == BrokerError._PURGE_QUEUE:
             self.is_purged = True
         elif error.code() == BrokerError.INVALID_TIMESTAMP:
-            self._additions.untimely.add(self._ledger[0])
+            self._client_log.untimely.add(self._ledger[0])
             self.refused = KafkaError(clocks_differ(self._ledger[0]))
         elif self.refused is None:
             self.refused = KafkaError(self.not_written(error))
@@ -197,7 +167,7 @@ class DeliveryReports:
 
     def _untimely_topics(self) -> KafkaError | None:
         """Return the error to raise when Kafka refused records because of their time. Tell the book the topics."""
-        topics = sorted(self._additions.untimely)
+        topics = sorted(self._client_log.untimely)
         if self._ledger[0] in topics:  # so nothing can be set aside
             return KafkaError(f"the ledger was not written: {clocks_differ(self._ledger[0])}")
         for topic in topics:
@@ -206,7 +176,7 @@ class DeliveryReports:
 
     def _refused_topics(self) -> RecordsRefusedError | None:
         """Return the error to raise when Kafka kept topics out of the transaction. Tell the book the topics."""
-        topics = {topic: why for topic, why in self._additions.refused.items() if topic != self._ledger[0]}
+        topics = {topic: why for topic, why in self._client_log.refused.items() if topic != self._ledger[0]}
         for topic, why in topics.items():
             self._book.found_refused(topic, why)
         if not topics:

@@ -1,9 +1,10 @@
-"""Kafka's client for transactions: its settings, and how it fences the earlier producers of a transactional id."""
+"""Kafka's client for transactions: its settings, its log, and how it fences the earlier producers of an id."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from airflow_outbox.harvest.kafka.errors import (
     raised,
     refused_settings,
 )
-from airflow_outbox.harvest.kafka.producer import producer_settings
+from airflow_outbox.harvest.kafka.producer import REFUSED, producer_settings
 
 logger = logging.getLogger(__name__)
 
@@ -100,3 +101,30 @@ def refusal(error: BrokerError, transactional_id: str) -> str:
     if error.code() == BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         return not_allowed("WRITE", "transactional-id", transactional_id)
     return error.str() or error.name()
+
+
+class ClientLog(logging.Handler):
+    """The topics that Kafka kept out of the transaction, and why, and those that found their records `untimely`.
+
+    These are read from the client's log, since its error names none. Everything that it logs is passed on.
+    """
+
+    _UNTIMELY = re.compile(r"ProduceRequest for (\S+) \[\d+\] .*\(INVALID_TIMESTAMP\)")
+    _LINE = re.compile(r'Failed to add partition "([^"]+)" \[\d+\] to transaction: (.*)')
+    _REASONS = frozenset(BrokerError(code).str() for code in REFUSED)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self.untimely: set[str] = set()
+        self.logger = logging.Logger(logger.name, logging.WARNING)
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = self._LINE.search(record.getMessage())
+        if found is not None and found[2] in self._REASONS:  # other reasons follow from these, or hit all topics
+            self.refused[found[1]] = found[2]
+        if (found := self._UNTIMELY.search(record.getMessage())) is not None:
+            self.untimely.add(found[1])
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
