@@ -44,7 +44,7 @@ class WholeTransactions:
         parked_in_part: Collection[int] = (),
     ) -> None:
         """`parked_in_part` are transactions that were set aside when an earlier term ended."""
-        self._parked = parked
+        self.parked = parked
         self._caution = caution
         self._max_transaction_records = max_transaction_records
         self._sent: set[int] = set()
@@ -86,7 +86,7 @@ class WholeTransactions:
         here = transactions(rows)
         before = here & self.condemned_before
         already = before | (here & (self._condemned | refused.keys()))
-        found = condemned(rows, parked=self._parked, refusals=refusals, already=already)
+        found = condemned(rows, parked=self.parked, refusals=refusals, already=already)
         if late := found & self._sent:
             self._caution.condemned_transactions.update(dict.fromkeys(found - already))
             raise RecordsRefusedError(f"a record of transaction {min(late)} is refused", explained=True)
@@ -98,7 +98,7 @@ class WholeTransactions:
         self._condemned |= found
         self._going_on = set_aside
         self.may_be_free |= bool(before)
-        return divide(rows, parked=self._parked, refusals=refusals, waiting=found)
+        return divide(rows, parked=self.parked, refusals=refusals, waiting=found)
 
     def require_end(
         self, streaming: Mapping[int, Length], *, records: int, seconds: float, most_seconds: float

@@ -272,7 +272,7 @@ class SingleRecords:
     no_longer_slow: frozenset[int] = frozenset()
 
     def __init__(self, parked: ParkedLanes) -> None:
-        self._parked = parked
+        self.parked = parked
 
     def begin(self) -> None:
         """A Kafka transaction begins."""
@@ -286,7 +286,12 @@ class SingleRecords:
         set_aside: Collection[int],
     ) -> Diversion[Row]:
         """Divide rows of the outbox. `refused` and `set_aside` are empty: they are for whole transactions."""
-        return self._parked.divert(rows, refusals)
+        return self.parked.divert(rows, refusals)
+
+    def require_end(
+        self, streaming: Mapping[int, Length], *, records: int, seconds: float, most_seconds: float
+    ) -> None:
+        """A Kafka transaction stays open for no source transaction: `streaming` is empty."""
 
     def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:
         """Return which parked rows, queues of lanes in order, can be published now, and the refused heads.
