@@ -24,87 +24,66 @@ from airflow_outbox.postgres.schema import grant_statements, init_outbox
 
 from .conftest import Outbox, connections
 
-DAGS = Path(__file__).with_name("lineage_dags.py")
+SCRIPT = Path(__file__).with_name("lineage") / "tasks.py"
 Datasets = set[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of an Airflow with a metadata database."""
-    folder = tmp_path_factory.mktemp("lineage")
-    airflow = str(Path(sys.executable).with_name("airflow"))
-    subprocess.run([airflow, "db", "migrate"], env=environment(folder), check=True, capture_output=True)
-    return folder
-
-
-def environment(home: Path, **more: str) -> dict[str, str]:
+def run(home: Path, outbox: Outbox) -> list[dict[str, Any]]:
+    """Run the Dag in an Airflow of its own, to its end; the events of its tasks, oldest first."""
+    told = home / "lineage.json"
+    settings = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(SCRIPT.parent),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps({"type": "file", "log_file_path": str(told), "append": True}),
+        "OUTBOX_TESTS_TOPIC": outbox.topic,
+    }
     others = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
-    own = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    return {**others, **own, "AIRFLOW__CORE__DAGS_FOLDER": str(home), **more}
-
-
-def run(dag: str, home: Path, outbox: Outbox) -> list[dict[str, Any]]:
-    """Run a Dag to its end; the events of its tasks, oldest first."""
-    told = home / f"{dag}.json"
-    transport = json.dumps({"type": "file", "log_file_path": str(told), "append": True})
-    with_openlineage = environment(home, AIRFLOW__OPENLINEAGE__TRANSPORT=transport, OUTBOX_TESTS_TOPIC=outbox.topic)
-    ran = subprocess.run([sys.executable, str(DAGS), dag], env=with_openlineage, capture_output=True, text=True)
+    airflow = str(Path(sys.executable).with_name("airflow"))
+    subprocess.run([airflow, "db", "migrate"], env=others | settings, check=True, capture_output=True)
+    ran = subprocess.run([sys.executable, str(SCRIPT)], env=others | settings, capture_output=True, text=True)
     assert told.exists(), ran.stdout + ran.stderr
-    events = [json.loads(line) for line in told.read_text().splitlines()]
-    return [event for event in events if event["job"]["name"].startswith(f"{dag}.")]
+    return [json.loads(line) for line in told.read_text().splitlines()]
 
 
-def datasets(events: list[dict[str, Any]], job: str, state: str, side: str) -> list[Datasets]:
-    """What each event of a task in a state names."""
+def datasets(events: list[dict[str, Any]], task: str, state: str, side: str) -> list[Datasets]:
+    """The data that each event of a task in a state names."""
     return [
         {(dataset["namespace"], dataset["name"]) for dataset in event[side]}
         for event in events
-        if (event["job"]["name"], event["eventType"]) == (job, state)
+        if (event["job"]["name"], event["eventType"]) == (f"tasks.{task}", state)
     ]
 
 
-def server(outbox: Outbox) -> str:
-    known = conninfo_to_dict(outbox.database)
-    return f"postgres://{known['host']}:{known['port']}"
-
-
-def table(outbox: Outbox, name: str) -> tuple[str, str]:
-    return server(outbox), f"{conninfo_to_dict(outbox.database)['dbname']}.public.{name}"
-
-
-def topic(outbox: Outbox) -> tuple[str, str]:
-    return f"kafka://{outbox.bootstrap}", outbox.topic
-
-
-def test_tables_come_in_and_topics_go_out(home: Path, outbox: Outbox) -> None:
+def test_tables_come_in_and_topics_go_out(outbox: Outbox, tmp_path: Path) -> None:
     outbox.query("CREATE TABLE business (run TEXT); CREATE TABLE prices (price TEXT)")
-    events = run("ends", home, outbox)
-    own, topics = table(outbox, "outbox"), topic(outbox)
+    events = run(tmp_path, outbox)
+    server = conninfo_to_dict(outbox.database)
+    stored, business, prices = (
+        (f"postgres://{server['host']}:{server['port']}", f"{server['dbname']}.public.{table}")
+        for table in ("outbox", "business", "prices")
+    )
+    topic = (f"kafka://{outbox.bootstrap}", outbox.topic)
 
     for state in ("START", "COMPLETE"):
-        assert datasets(events, "ends.stash", state, "inputs") == [{table(outbox, "prices")}]
-        assert datasets(events, "ends.stash", state, "outputs") == [{own, table(outbox, "business"), topics}]
-    for task in ("first", "second", "published"):
-        for state in ("START", "COMPLETE"):
-            named = datasets(events, f"ends.{task}", state, "inputs")
-            assert named, f"no {state} of {task}"
-            assert all(each == {own} for each in named)
+        assert datasets(events, "stash", state, "inputs") == [{prices}]
+        assert datasets(events, "stash", state, "outputs") == [{stored, business, topic}]
+        for sensor in ("first", "published", "second"):
+            inputs = datasets(events, sensor, state, "inputs")
+            assert inputs, f"no {state} of {sensor}"
+            assert all(each == {stored} for each in inputs)
+    assert datasets(events, "first", "START", "outputs")[0] == set()  # nothing was ever published
+    assert datasets(events, "first", "COMPLETE", "outputs") == [{topic}]
+    assert datasets(events, "published", "COMPLETE", "outputs") == [set()]
+    assert datasets(events, "second", "START", "outputs") == [{topic}, {topic}]  # it is deferred, and goes on
 
-    assert datasets(events, "ends.first", "START", "outputs")[0] == set()  # nothing was ever published
-    assert datasets(events, "ends.first", "COMPLETE", "outputs") == [{topics}]
-    assert datasets(events, "ends.second", "START", "outputs")[0] == {topics}
-    assert datasets(events, "ends.published", "COMPLETE", "outputs") == [set()]
-
-
-def test_a_spark_job_that_fails_still_has_its_table_and_what_its_dag_declares(home: Path, outbox: Outbox) -> None:
-    events = run("fails", home, outbox)
     for state in ("START", "FAIL"):
-        assert datasets(events, "fails.spark", state, "inputs") == [{("file", "/data/flights.csv")}]
-        assert datasets(events, "fails.spark", state, "outputs") == [{table(outbox, "outbox")}]
+        assert datasets(events, "fails", state, "inputs") == [{("file", "/data/flights.csv")}]
+        assert datasets(events, "fails", state, "outputs") == [{stored}]
 
 
 @contextmanager
-def acting_as(role: str, *, may: tuple[str, ...], outbox: Outbox, kafka: EmbeddedKafka) -> Iterator[pytest.MonkeyPatch]:
+def acting_as(role: str, *, may: tuple[str, ...], outbox: Outbox, kafka: EmbeddedKafka) -> Iterator[None]:
     """Let the Postgres connection be one of a role that has only these rights."""
     with psycopg.connect(outbox.database, autocommit=True) as owner, pytest.MonkeyPatch.context() as patch:
         owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
@@ -114,7 +93,7 @@ def acting_as(role: str, *, may: tuple[str, ...], outbox: Outbox, kafka: Embedde
         made = connections(outbox.database, kafka, login=role, password="secret")["postgres_default"]
         patch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(made))
         try:
-            yield patch
+            yield
         finally:
             owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 

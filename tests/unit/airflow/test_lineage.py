@@ -121,6 +121,16 @@ def test_the_provider_asks_each_task_at_its_start_its_end_and_its_failure(
         assert HERE.dataset in (*told.inputs, *told.outputs)
 
 
+@pytest.mark.usefixtures("connections")
+def test_a_harvest_that_has_ended_tells_the_topics_that_postgres_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableLocation, "find", lambda hook: HERE)
+    monkeypatch.setattr("airflow_outbox.hooks.lineage.published_topics", lambda hook: ["orders"])
+    task = OutboxHarvestSensor(task_id="task")
+    assert [dataset.name for dataset in task.get_openlineage_facets_on_start().outputs] == ["orders"]
+    task.execute_complete({}, {"status": "ended", "reason": "drained", "published": 1, "topics": {"audit": 1}})
+    assert [dataset.name for dataset in task.get_openlineage_facets_on_start().outputs] == ["audit", "orders"]
+
+
 def test_tasks_need_nothing_of_openlineage() -> None:
     code = (
         "import sys\n"
