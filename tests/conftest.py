@@ -27,7 +27,7 @@ def _prepare_environment() -> None:
 
     Nothing of the user's own Airflow is seen or touched.
     """
-    for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
+    for name in [name for name in os.environ if name.startswith(("AIRFLOW", "OPENLINEAGE"))]:
         del os.environ[name]
     home = tempfile.mkdtemp(prefix="airflow-outbox-home-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)

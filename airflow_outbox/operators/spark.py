@@ -24,6 +24,7 @@ except ImportError as error:
     ) from error
 
 from airflow_outbox.errors import ConfigurationError, JobError
+from airflow_outbox.hooks import lineage
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.postgres.names import OutboxName
@@ -37,6 +38,7 @@ from airflow_outbox.values.records import Ticket
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 
 class OutboxSparkSubmitOperator(SparkSubmitOperator):
@@ -131,6 +133,13 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
                 'register(spark) and write with format("outbox"). If it writes streams, set is_stream=True'
             )
         return ticket
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
+        """The outbox's table. The job's own tables and files are known to the job alone; `inlets` and `outlets` can
+        name them. Raises PostgresError, OutboxMissingError.
+        """
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        return lineage.lineage_of(self, outputs=[lineage.TableLocation.find(hook).dataset])
 
     def on_kill(self) -> None:
         """End the job: all processes of the driver and, on a cluster, whatever the base class ends."""

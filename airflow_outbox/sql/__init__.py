@@ -16,6 +16,7 @@
 | `archive.sql` | the statements about the archive |
 | `tickets.sql` | the statements about tickets |
 | `spark.sql` | the statements of Spark's writes |
+| `lineage.sql` | where the outbox's table is, and which topics it was published to |
 | `status.sql`, `check.sql`, `adopt.sql`, `init.sql` | the operators' statements |
 | `audit.sql`, `comparison.sql` | the statements of an audit in Postgres; its comparison in SQLite |
 

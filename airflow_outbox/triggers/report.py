@@ -53,6 +53,8 @@ class HarvestReport:
     """Follows one harvest over all its processes: `take` every event, in order; then ask what is due."""
 
     published: int = 0
+    topics: Counter[str] = field(default_factory=Counter)
+    """The published records by topic."""
     started: bool = False
     """Whether the present process has begun to harvest."""
     end_reason: str | None = None
@@ -132,7 +134,9 @@ class HarvestReport:
 
     def _take_progress(self, event: Event) -> None:
         self._count(event)
-        self._topics.update({str(topic): int(count) for topic, count in (event.get("topics") or {}).items()})
+        topics = {str(topic): int(count) for topic, count in (event.get("topics") or {}).items()}
+        self.topics.update(topics)
+        self._topics.update(topics)
         known = {name: event.get(name) for name in ("standing", "view", "in_flight", "rate")}
         self.progress = {**known, "published": self.published}
 

@@ -114,7 +114,8 @@ async def goes_on_over_several_expiries(
             await asyncio.to_thread(each.stash, 1, start=count)
         count += 1
         await asyncio.sleep(1)
-    assert await running == [{"status": "ended", "reason": "time", "published": count}]
+    counts = {"published": count, "topics": {by_trigger.topic: count}}
+    assert await running == [{"status": "ended", "reason": "time", **counts}]
     command.popen.terminate()
     command.ends()
     for name, each in outboxes.items():

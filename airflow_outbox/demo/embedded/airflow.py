@@ -139,7 +139,9 @@ class AirflowStandalone:
 
     def _environment(self) -> dict[str, str]:
         inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIRFLOW_", "_AIRFLOW_", "OPENLINEAGE_"))
         }
         settings = {
             "CORE__DAGS_FOLDER": str(self._dags),

@@ -42,7 +42,8 @@ async def test_the_trigger_drains_an_outbox(outbox: Outbox) -> None:
     trigger = OutboxHarvestTrigger(until="drained", emit="end")
     event = await anext(trigger.run())
     await trigger.cleanup()
-    assert event.payload == {"status": "ended", "reason": "drained", "published": 2000}
+    counts = {"published": 2000, "topics": {outbox.topic: 2000}}
+    assert event.payload == {"status": "ended", "reason": "drained", **counts}
     assert (outbox.left(), len(outbox.committed())) == (0, 2000)
 
 

@@ -111,6 +111,7 @@ def test_the_count_goes_on_over_several_processes() -> None:
     list(report.take({"event": "ended", "reason": "drained", "published": 3}, 2.0))
     assert report.published == 8
     assert report.news_due(3.0) == {"topics": {"a": 6, "b": 1}}
+    assert report.topics == {"a": 6, "b": 1}
 
 
 def test_publications_are_given_out_once_a_second_at_most_and_none_is_left_out() -> None:
