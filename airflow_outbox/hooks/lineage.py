@@ -86,7 +86,7 @@ def topic_datasets(kafka_conn_id: str, topics: Iterable[str]) -> list[Dataset]:
 def lineage_of(
     task: Any, *, inputs: Iterable[Dataset] = (), outputs: Iterable[Dataset] = ()
 ) -> OperatorLineage[Any, Any]:
-    """What a task knows of its lineage, and the `inlets` and `outlets` that its Dag declares.
+    """The known lineage of a task, and the `inlets` and `outlets` that its Dag declares.
 
     The provider leaves out the declared ones where an operator tells any lineage itself.
     """

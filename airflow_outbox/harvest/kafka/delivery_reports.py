@@ -1,4 +1,4 @@
-"""What Kafka reports of a producer's records: where they are, and which ones, or whose topics, it refuses.
+"""Kafka's reports on a producer's records: where they are, and which ones, or whose topics, it refuses.
 
 The client reports records one by one as they are delivered. Some refusals show only in its log, or as an error of the
 client as a whole.
@@ -31,7 +31,7 @@ _topic = itemgetter(1)
 
 
 class DeliveryReports:
-    """What the client has reported of one producer. `settings` are the producer's, `ledger` the place of its ledger.
+    """The client's reports on one producer. `settings` are the producer's, `ledger` the place of its ledger.
 
     - `refused`: the error of a record that was not delivered; None: none is known
     - `offset`: that of the ledger's last record

@@ -34,5 +34,5 @@ def test_batches_are_settled_in_the_order_of_their_commits() -> None:
 def test_an_offset_that_falls_shows_another_ledger() -> None:
     state = LedgerState(VIEW, FENCE, Recovery(WITNESS, (), ()))
     commit(state, 4, offset=30, highest_id=22)
-    with pytest.raises(HistoryError, match="deleted and made anew"):
+    with pytest.raises(HistoryError, match="deleted and recreated"):
         state.settle()
