@@ -57,7 +57,7 @@ class Damaged:
     def is_refused(self, reason: str) -> None:
         process = Process(CHILD, first_line={"config": self.outbox.settings})
         try:
-            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_leader")), doing=reason)
+            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_state")), doing=reason)
             process.popen.terminate()  # it leaves the group, so that the next one need not wait
             process.ends()
         finally:
@@ -130,7 +130,7 @@ def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
 
 
 def test_a_ledger_whose_witnessed_part_was_deleted_is_none_the_worse(damaged: Damaged) -> None:
-    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_leader")
+    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_ledger")
     assert witnessed > 0
     damaged.delete_before(witnessed)
     damaged.drain()
