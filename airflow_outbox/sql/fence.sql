@@ -1,12 +1,14 @@
--- The fence row, which is the shard's: who leads, and what a leader finds and records in it, in the ledger's row of the
--- shard, and in the outbox's row. {shard}, {ledger}, {state}: their tables.
+-- The fence row is the shard's: who leads, and what a leader finds and records in it, in the ledger's row of the shard,
+-- and in the outbox's row. {shard}, {ledger}, {state}: their tables.
 -- `view` is the term of leadership that asks. A statement that changes anything locks the fence row (FOR SHARE, or by
--- its UPDATE) and goes by what it says once it has the lock. So a successor's take-over, an UPDATE of the same row, comes
--- either before it or after it, never between.
--- No two of these statements, nor an adoption, wait for each other. All lock in one order: fence rows, by their numbers,
--- then the ledger's row, then the outbox's, then records. None locks a fence row FOR SHARE and changes it afterwards.
--- Only those that hold its fence row lock a ledger's row. An operator's pause locks the outbox's row alone, a request for
--- a handover the fence row alone. A take-over waits for the fence row alone.
+-- its UPDATE) and goes by what it says once it has the lock. So a successor's take-over, an UPDATE of the same row,
+-- comes either before it or after it, never between.
+-- There are no deadlocks, for these reasons:
+-- - All take their locks in one order: fence rows by number, the ledger's row, the outbox's row, records. Within a
+--   statement each step needs the result of the one before, so Postgres can't run them in another order.
+-- - None locks a fence row FOR SHARE and changes it afterwards. Two that did so would wait for each other.
+-- - An operator's pause locks the outbox's row alone, a request for a handover the fence row alone.
+-- A take-over waits for the fence row alone.
 
 -- identity --
 -- The outbox's id, schema version and incarnation.
@@ -37,9 +39,9 @@ WITH taken AS (
 SELECT true FROM taken
 
 -- fence --
--- The fence row, if it names this view, with the ledger's row and the outbox's (nulls: that row is missing), and what the
--- database says of itself now: its history, and how far its ids and transaction ids have come. Ids that come from no
--- sequence never fall back. Without the right to read the sequence, its value is null.
+-- The fence row, if it names this view, with the ledger's row and the outbox's (nulls: that row is missing), and what
+-- the database says of itself now: its history, and how far its ids and transaction ids have come. Ids that come from
+-- no sequence never fall back. Without the right to read the sequence, its value is null.
 SELECT paused, coalesce(handover_asked_at > took_over_at, false) AS handover, fence.outbox_id, fence.incarnation, delivery,
        transactional_ids, state.system_identifier, state.timeline, state.table_oid::bigint, state.database_oid::bigint,
        present.system_identifier AS present_system_identifier, present.timeline AS present_timeline,
@@ -117,8 +119,8 @@ SELECT view IS NOT DISTINCT FROM %(view)s FROM {shard} WHERE shard = %(shard)s
 -- heartbeat --
 -- Keeps the fence row's account: alive, how many records have been published, and how far everything is published,
 -- which it announces like `purge_published`; and the ledger's: what is witnessed of it (nulls: as before). Returns
--- operators' requests, and values that show that the table was exchanged or its ids set back; no row when the fence names
--- another view.
+-- operators' requests, and values that show that the table was exchanged or its ids set back; no row when the fence
+-- names another view.
 WITH beat AS (
     UPDATE {shard}
     SET heartbeat_at = clock_timestamp(), published = published + %(published)s, in_flight = %(in_flight)s, rate = %(rate)s,

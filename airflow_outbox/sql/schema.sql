@@ -35,9 +35,9 @@ CREATE TABLE {state} (
     paused            BOOLEAN NOT NULL DEFAULT false
 );
 
--- The shard: one row each (there is one). `view` is its fence. `outbox_id`, `incarnation` and `secret` are copies of the
--- outbox's, so that a purge or a park locks this row alone and finds in it all that it was decided under. They are
--- changed only together with the originals, in one transaction.
+-- The shard: one row each (there is one). `view` is its fence. `outbox_id`, `incarnation` and `secret` are copies of
+-- the outbox's, so that a purge or a park locks this row alone and finds in it all that it was decided under. They are
+-- changed only together with the originals, in one transaction. `highest_id` is that of a published record.
 CREATE TABLE {shard} (
     shard             INTEGER PRIMARY KEY CHECK (shard >= 0),
     outbox_id         UUID NOT NULL,
@@ -64,7 +64,7 @@ CREATE TABLE {shard} (
     secret            UUID NOT NULL
 );
 
--- The shard on a cluster: one row for each of both (there is one cluster). What Postgres knows of the shard's ledger
+-- The shard on a cluster: a row for each shard and cluster (there is one of each). What Postgres knows of the shard's ledger
 -- there, and the transactional ids that were used there since they were last fenced.
 CREATE TABLE {ledger} (
     shard             INTEGER NOT NULL CHECK (shard >= 0),
