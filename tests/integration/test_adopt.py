@@ -124,6 +124,9 @@ def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
     adopted = damaged.adopt()
     assert adopted is not None
     assert "does not hold offset" in adopted.differences[0]
+    copies = "SELECT outbox_id, incarnation, secret FROM outbox_shard"
+    assert damaged.outbox.query(copies) == damaged.outbox.query(copies.replace("shard", "state"))
+    assert damaged.outbox.query("SELECT incarnation FROM outbox_state") == [(2,)]
     damaged.drain()
     assert damaged.outbox.by_key() == once()
     assert damaged.adopt() is None

@@ -113,7 +113,7 @@ def privileges(connection: psycopg.Connection[Any], role: str) -> set[tuple[str,
         "SELECT attrelid::regclass::text, attname, privilege FROM pg_attribute"
         " CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS privilege"
         " WHERE attrelid = ANY(%s::regclass[]::oid[]) AND attnum > 0 AND NOT attisdropped"
-        " AND has_column_privilege(%s, attrelid, attnum, privilege)",
+        " AND has_column_privilege(%s::name, attrelid, attnum, privilege)",
         [list(HOMES), role],
     ).fetchall()
     return {(table, column, privilege) for table, column, privilege in rows}
