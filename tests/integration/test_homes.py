@@ -18,13 +18,14 @@ from support.leading import NAME, Leader, logged_in
 
 from airflow_outbox.errors import FencedError, OutboxError, OutboxMissingError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.protocol.adoption import Adopting
+from airflow_outbox.operate.adopt import _record as record_adoption
 from airflow_outbox.operate.check import _examine_postgres
 from airflow_outbox.operate.new_outbox import make_new_outbox
 from airflow_outbox.operate.status import ask_handover, ask_pause, read_status
 from airflow_outbox.postgres.connection import connect, located
 from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.schema import init_outbox
-from airflow_outbox.postgres.statements import Statements, composed
 from airflow_outbox.postgres.table import SHARD, OutboxTable
 from airflow_outbox.values.fence import LedgerPosition
 from airflow_outbox.values.records import Snapshot
@@ -181,16 +182,11 @@ def test_nobody_waits_for_each_other(database: str, connection: psycopg.Connecti
         views.append(view)
 
     def adopt(table: OutboxTable) -> None:
-        execute = Statements(table.connection, table.name, present=composed("fence.present")).execute
-        values = {"shard": SHARD, "outbox": table.name.text(), "last_incarnation": 0}
         view = uuid4()
-        witness = {"topic_id": "topic", "batch": 1, "offset": 2, "highest_id": 3}
+        plan = Adopting(["different"], (), (), LedgerPosition("topic", 1, 2, 3), 0)
         with table.connection.transaction():
             table.take_over(view, [], member="adopt")
-            execute("adopt.lock_shards")
-            execute("adopt.adopt_shard", {**values, **witness, "view": view})
-            execute("adopt.adopt", values)
-            execute("adopt.copy_to_shards")
+            record_adoption(table, view, plan, reason="a test")
         views.append(view)
 
     acts: dict[str, Callable[[OutboxTable], object]] = {
