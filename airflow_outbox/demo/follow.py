@@ -89,7 +89,7 @@ class Follower:
     def progression(self) -> Progression:
         """How far it is now."""
         query = """SELECT (SELECT coalesce(sum(records), 0) FROM outbox_commits)::bigint,
-                          (SELECT coalesce(sum(published), 0) FROM outbox_leader)::bigint"""
+                          (SELECT coalesce(sum(published), 0) FROM outbox_shard)::bigint"""
         stashed, published = self._connection.execute(query).fetchall()[0]
         return Progression(stashed=stashed, published=published, seen=len(self._reader.delivered))
 

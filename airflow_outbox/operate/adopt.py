@@ -43,7 +43,7 @@ from airflow_outbox.harvest.protocol.recovery import differences_of_databases
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.parked import ParkedTable
-from airflow_outbox.postgres.statements import Statements
+from airflow_outbox.postgres.statements import Statements, composed
 from airflow_outbox.postgres.table import SHARD, OutboxTable
 
 
@@ -128,14 +128,15 @@ def _record(table: OutboxTable, view: UUID, plan: Adopting, *, reason: str) -> i
     """Make the present history the outbox's own; return the new incarnation. It is above the last one in the ledger:
     the database may have been restored to before an earlier adoption.
     """
-    statements = Statements(table.connection, table.name)
+    statements = Statements(table.connection, table.name, present=composed("fence.present"))
 
     def execute(statement: str, **values: object) -> Any:
         return statements.execute(f"adopt.{statement}", {"shard": SHARD, "outbox": table.name.text(), **values})
 
-    incarnation, highest_id = execute(
-        "adopt", view=view, last_incarnation=plan.last_incarnation, **asdict(plan.witness)
-    ).fetchone()
+    execute("lock_shards")
+    (highest_id,) = execute("adopt_shard", view=view, **asdict(plan.witness)).fetchone()
+    (incarnation,) = execute("adopt", last_incarnation=plan.last_incarnation).fetchone()
+    execute("copy_to_shards")
     execute("adopt_transactions")
     execute("adopt_sequence", highest_id=highest_id)
     execute("note_adoption", incarnation=incarnation, differences="; ".join(plan.differences), reason=reason)

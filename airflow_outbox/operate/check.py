@@ -31,6 +31,7 @@ from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
+_HOMES = ("state", "shard", "ledger")
 _TOPICS_LOOKED_AT = 1000
 _TOPICS_NAMED = 3
 _FITTING_TYPES = {
@@ -103,7 +104,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     except OutboxError as error:
         yield Finding(missing, str(error))
         return
-    for table, allowed in zip(("", "leader"), _ask_all(connection, "check.harvest_privileges", name), strict=True):
+    for table, allowed in zip(("", *_HOMES), _ask_all(connection, "check.harvest_privileges", name), strict=True):
         if not allowed:
             role = connection.info.user
             yield Finding(
@@ -263,5 +264,5 @@ def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) 
 
 
 def _ask_all(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> tuple[Any, ...]:
-    values = {"outbox": name.text(), "leader": name.text("leader")}
+    values = {"outbox": name.text(), **{table: name.text(table) for table in _HOMES}}
     return cast("tuple[Any, ...]", Statements(connection, name).row(statement, values) or (None,))

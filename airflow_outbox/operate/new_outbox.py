@@ -93,7 +93,10 @@ def _shared(setting: str, value: str) -> ConfigurationError:
 
 
 def _record(table: OutboxTable, found: Copied, *, reason: str) -> UUID:
-    outbox_id, incarnation, highest_id = _execute(table, "become_new_outbox").fetchone()
+    _execute(table, "lock_shards")
+    (highest_id,) = _execute(table, "forget_shard").fetchone()
+    outbox_id, incarnation = _execute(table, "become_new_outbox").fetchone()
+    _execute(table, "copy_to_shards")
     _execute(table, "adopt_transactions")
     _execute(table, "adopt_sequence", highest_id=highest_id)
     difference = f"a copy of outbox {found.outbox_id} became outbox {outbox_id}"

@@ -75,7 +75,7 @@ class OutboxName:
         return name
 
     def beside(self, suffix: str) -> sql.Composable:
-        """Return the quoted name of an outbox's table: `""` for itself, `"leader"` for `<outbox>_leader`."""
+        """Return the quoted name of an outbox's table: `""` for itself, `"shard"` for `<outbox>_shard`."""
         return identifier(*self._parts(suffix))
 
     def sibling(self, suffix: str) -> Self:

@@ -1,11 +1,12 @@
 """Make and migrate the tables of an outbox, and grant its roles.
 
-Schema version 0 is goharvest's bare table: an outbox without a `<outbox>_leader`. `schema.sql` makes version
-SCHEMA_VERSION whole. Each migration leads from one version to the next, all in one transaction.
+Schema version 0 is goharvest's bare table, without the tables beside it. `schema.sql` makes version SCHEMA_VERSION
+whole. Each migration leads from one version to the next, all in one transaction.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 import psycopg
@@ -187,22 +188,30 @@ def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int
             "Install a newer airflow-outbox"
         )
     steps = range(version + 1, SCHEMA_VERSION + 1)
+    parts = {
+        "leader": name.beside("leader"),  # until version 6
+        "leader_text": sql.Literal(name.text("leader")),
+        "shard_alone": replace(name, schema=None, found_in=None).beside("shard"),
+    }
     for step in steps:
-        connection.execute(filled(migrations()[step], name))
-        Statements(connection, name).execute("init.set_schema_version", {"version": step})
+        connection.execute(filled(migrations()[step], name, **parts))
+    if steps:
+        Statements(connection, name).execute("init.set_schema_version", {"version": SCHEMA_VERSION})
     return [f"migrated {name} from schema version {version} to {SCHEMA_VERSION}"] if steps else []
 
 
 def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
     """Return the schema version of an existing outbox."""
-    if not read_columns(connection, name.sibling("leader")):
+    tables = ("state", "leader")
+    found = (table for table in tables if "schema_version" in read_columns(connection, name.sibling(table)))
+    if (table := next(found, None)) is None:
         return 0
-    row = Statements(connection, name).row("fence.identity")
+    row = Statements(connection, name).row("init.schema_version", table=name.beside(table))
     if row is None:
         raise OutboxMissingError(
-            f"{name.text('leader')} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`"
+            f"{name.text(table)} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`"
         )
-    return int(row[1])
+    return int(row[0])
 
 
 def _type(kind: str) -> sql.SQL:

@@ -16,7 +16,7 @@ from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statement
 
-_BESIDE = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
+_BESIDE = ("state", "shard", "ledger", "commits", "adopted", "parked", "published", "archive", "loaded", "asked")
 
 
 def composed(name: str, outbox: OutboxName | None = None, /, **parts: sql.Composable) -> sql.Composed:

@@ -9,7 +9,7 @@
 | `grants.sql` | the privileges |
 | `connection.sql` | a session's settings, and look-ups before an outbox is known |
 | `stash.sql` | what runs in a caller's own transaction |
-| `fence.sql` | the fence row: who leads, and what a leader records |
+| `fence.sql` | the fence row: who leads, and what a leader records there and beside it; the order of locks |
 | `windows.sql` | exactly once: read windows, purge what is published |
 | `marks.sql` | at least once: mark, purge, reset |
 | `parked.sql` | the statements about parked records |

@@ -13,9 +13,10 @@ A ticket names a transaction by its id alone. So it holds only if Postgres has a
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
 after a restore, ids name other transactions.
 
-A dump, a clone and a standby copy the leader row with its watermark, while their transaction ids go their own ways. So
-the view `<outbox>_published` compares the row's history with that of the database that answers. Where they differ, and
-while harvesting is halted, it shows its *doubt* and no watermark. Then no ticket gets an answer, neither yes nor no.
+A dump, a clone and a standby copy the fence row with its watermark, while their transaction ids go their own ways. So
+the view `<outbox>_published` compares the recorded history with that of the database that answers. Where they differ,
+and while harvesting is halted, it shows its *doubt* and no watermark. Then no ticket gets an answer, neither yes nor
+no.
 """
 
 from __future__ import annotations

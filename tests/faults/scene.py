@@ -161,7 +161,7 @@ class Scene:
     def group_members(self, group: str | None = None) -> int:
         """How many the coordinator counts in the election's group, once it has an assignment for them all."""
         client = AdminClient({"bootstrap.servers": self.servers.kafka.bootstrap, "log_level": 0})
-        group = group or f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_leader')[0][0]}"
+        group = group or f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_state')[0][0]}"
         described = client.describe_consumer_groups([group])[group].result(10)
         return len(described.members) if described.state.name == "STABLE" else 0
 

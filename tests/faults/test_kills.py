@@ -12,7 +12,7 @@ from support.harvesting import SHORT_SESSION, Process
 
 def leader_of(scene: Scene) -> Process | None:
     """The member whose view the fence row names; None when it is one that has ended."""
-    [(member,)] = scene.outbox.query("SELECT member FROM outbox_leader")
+    [(member,)] = scene.outbox.query("SELECT member FROM outbox_shard")
     running = {process.popen.pid: process for process in scene.members if process.popen.poll() is None}
     return running.get(int(member.rpartition(":")[2]))
 

@@ -93,7 +93,7 @@ def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.Fix
         began = time.monotonic()
         pumping = subprocess.Popen(load, stdout=subprocess.DEVNULL)
         try:
-            wait_until(lambda: stage.outbox.query("SELECT max(published) FROM outbox_leader")[0][0] > 0)
+            wait_until(lambda: stage.outbox.query("SELECT max(published) FROM outbox_shard")[0][0] > 0)
             first = sample(stage, process, form.sample)
             time.sleep(max(0.0, form.seconds - 1.5 * form.sample - (time.monotonic() - began)))
             last = sample(stage, process, form.sample)

@@ -66,7 +66,7 @@ def tellers(scene: LateScene) -> Iterator[Tellers]:
         psycopg.connect(database, autocommit=True) as asking,
         psycopg.connect(database, autocommit=True) as listening,
     ):
-        outbox_id = str(scene.outbox.query("SELECT outbox_id FROM outbox_leader")[0][0])
+        outbox_id = str(scene.outbox.query("SELECT outbox_id FROM outbox_state")[0][0])
         listening.execute(f'LISTEN "outbox {outbox_id}"')  # type: ignore[call-overload]
         yield Tellers(outbox_id, asking, listening)
 

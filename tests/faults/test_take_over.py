@@ -175,7 +175,7 @@ def test_a_stopped_leader_that_holds_the_fence_loses_its_backend(scene: Scene) -
         scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)])
         os.kill(leader.popen.pid, signal.SIGSTOP)
         assert scene.outbox.query(waiting) == [(True,)]
-        assert scene.outbox.query("SELECT FROM outbox_leader FOR UPDATE SKIP LOCKED") == [], "the fence is not held"
+        assert scene.outbox.query("SELECT FROM outbox_shard FOR UPDATE SKIP LOCKED") == [], "the fence is not held"
         scene.was_in_flight()
         standby.wait_for("view", within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
         assert scene.outbox.query(waiting) == [], "the stopped leader's backend is still there"

@@ -23,7 +23,7 @@ def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple
     for place, number in enumerate(numbers, start=1):
         leader = scene.leader(limits={**scene.limits, **SHORT_SESSION, "transactional_ids": number})
         scene.midway()
-        [(recorded,)] = scene.outbox.query("SELECT transactional_ids FROM outbox_leader")
+        [(recorded,)] = scene.outbox.query("SELECT transactional_ids FROM outbox_ledger")
         assert [name.rpartition(".")[2] for name in recorded] == [str(turn) for turn in range(number)]
         if place < len(numbers):
             scene.stop_in_flight(leader)

@@ -90,7 +90,7 @@ def test_each_is_parked_or_published_and_the_innocents_come_out(innocents: Innoc
                 parts = {"key": sql.Literal(name), "topic": sql.Literal(innocents.outbox.topic)}
                 connection.execute(sql.SQL(hostile.statement).format(**parts))  # type: ignore[arg-type]
                 innocents.write(records=20)
-            connection.execute("UPDATE outbox_leader SET last_error = E'[/x] \\x1b[2J', last_error_at = now()")
+            connection.execute("UPDATE outbox_shard SET last_error = E'[/x] \\x1b[2J', last_error_at = now()")
 
     with innocents.harvested() as process:
         innocents.around(write_them)

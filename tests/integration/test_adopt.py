@@ -57,7 +57,7 @@ class Damaged:
     def is_refused(self, reason: str) -> None:
         process = Process(CHILD, first_line={"config": self.outbox.settings})
         try:
-            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_leader")), doing=reason)
+            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_state")), doing=reason)
             process.popen.terminate()  # it leaves the group, so that the next one need not wait
             process.ends()
         finally:
@@ -124,13 +124,16 @@ def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
     adopted = damaged.adopt()
     assert adopted is not None
     assert "no longer holds offset" in adopted.differences[0]
+    copies = "SELECT outbox_id, incarnation, secret FROM outbox_shard"
+    assert damaged.outbox.query(copies) == damaged.outbox.query(copies.replace("shard", "state"))
+    assert damaged.outbox.query("SELECT incarnation FROM outbox_state") == [(2,)]
     damaged.drain()
     assert damaged.outbox.by_key() == once()
     assert damaged.adopt() is None
 
 
 def test_a_ledger_whose_witnessed_part_was_deleted_is_none_the_worse(damaged: Damaged) -> None:
-    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_leader")
+    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_ledger")
     assert witnessed > 0
     damaged.delete_before(witnessed)
     damaged.drain()
@@ -147,6 +150,9 @@ def test_a_ledger_that_was_deleted_up_to_the_middle_of_what_is_not_purged(damage
     adopted = damaged.adopt()
     assert adopted is not None
     assert "no longer holds offset" in adopted.differences[0]
+    copies = "SELECT outbox_id, incarnation, secret FROM outbox_shard"
+    assert damaged.outbox.query(copies) == damaged.outbox.query(copies.replace("shard", "state"))
+    assert damaged.outbox.query("SELECT incarnation FROM outbox_state") == [(2,)]
     left = [number for (number,) in damaged.outbox.query("SELECT kafka_value::int FROM outbox ORDER BY id")]
     assert left == list(range(20, 30)), "what the rest of the ledger says is published comes once more"
     damaged.drain()

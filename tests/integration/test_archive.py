@@ -118,7 +118,7 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
 def test_init_makes_the_archive_with_partitions_for_days_ahead_once(
     connection: psycopg.Connection[Any], query: Query
 ) -> None:
-    assert init_outbox(connection, NAME) == ['created "outbox" and the tables beside it, schema version 6']
+    assert init_outbox(connection, NAME) == ['created "outbox" and the tables beside it, schema version 7']
     assert init_outbox(connection, NAME, archive_retention=MONTH) == ['created "outbox_archive"']
     assert init_outbox(connection, NAME, archive_retention=MONTH) == []
     days = {today() + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)}

@@ -92,7 +92,7 @@ def test_a_stream_has_delays(bench: BenchServers) -> None:
 
 @pytest.mark.long
 def test_who_does_not_keep_up_has_no_delays(bench: BenchServers) -> None:
-    contender = Meddling("meddling", "UPDATE outbox_leader SET paused = true")
+    contender = Meddling("meddling", "UPDATE outbox_state SET paused = true")
     result = streams.measured(bench, contender, STREAM, number=1)
     assert result.delays is None
     assert result.refused == "it does not keep up: 400 of 400 records had not come in time"

@@ -65,13 +65,13 @@ def test_it_goes_on_with_what_is_stashed_later(outbox: Outbox, start: Start) -> 
         wait_until(lambda: outbox.left() == 0)
     assert outbox.by_key() == in_order(300)
     view = process.wait_for("progress", standing="leading")["view"]
-    assert outbox.query("SELECT view::text, published FROM outbox_leader") == [(view, 300)] or wait_for_account(
+    assert outbox.query("SELECT view::text, published FROM outbox_shard") == [(view, 300)] or wait_for_account(
         outbox, 300
     )
 
 
 def wait_for_account(outbox: Outbox, published: int) -> bool:
-    wait_until(lambda: outbox.query("SELECT published FROM outbox_leader") == [(published,)])
+    wait_until(lambda: outbox.query("SELECT published FROM outbox_shard") == [(published,)])
     return True
 
 
@@ -112,11 +112,11 @@ def test_a_stopped_leaders_lock_on_the_fence_is_ended(outbox: Outbox, start: Sta
     with psycopg.connect(outbox.database) as stopped, psycopg.connect(outbox.database, autocommit=True) as setting:
         pid = stopped.execute("SELECT pg_backend_pid()").fetchone()
         setting.execute(
-            "UPDATE outbox_leader SET view = gen_random_uuid(), backends = jsonb_build_array(jsonb_build_object("
+            "UPDATE outbox_shard SET view = gen_random_uuid(), backends = jsonb_build_array(jsonb_build_object("
             "'pid', pid, 'started', backend_start)) FROM pg_stat_activity WHERE pid = %s",
             pid,
         )
-        stopped.execute("SELECT FROM outbox_leader FOR SHARE")
+        stopped.execute("SELECT FROM outbox_shard FOR SHARE")
         outbox.stash(10)
         start(until="drained").ends()
         assert outbox.left() == 0
@@ -127,7 +127,7 @@ def test_a_stopped_leaders_lock_on_the_fence_is_ended(outbox: Outbox, start: Sta
 def test_a_strangers_lock_on_the_fence_is_named_and_waited_for(outbox: Outbox, start: Start) -> None:
     outbox.stash(10)
     with psycopg.connect(outbox.database) as stranger:
-        stranger.execute("SELECT FROM outbox_leader FOR UPDATE")
+        stranger.execute("SELECT FROM outbox_shard FOR UPDATE")
         process = start()
         error = process.wait_for("error")
         assert "pg_stat_activity" in error["error"]

@@ -77,7 +77,7 @@ async def test_where_no_announcement_comes_it_looks_once_a_second(database: str,
     waiting = asyncio.create_task(wait(listening, ticket))
     await attended(leader)
     text = str(leader.watermark())
-    leader.connection.execute("UPDATE outbox_leader SET watermark = %s", [text])
+    leader.connection.execute("UPDATE outbox_shard SET watermark = %s", [text])
     begun = time.monotonic()
     await waiting
     assert 0.01 < time.monotonic() - begun < 1 + 2 * BUSY
@@ -157,7 +157,8 @@ async def test_one_that_is_rolled_back_while_it_is_awaited_is_told_at_once(datab
 async def test_a_new_incarnation_refuses_who_waits(database: str, leader: Leader) -> None:
     waiting = asyncio.create_task(wait(Listener(database), leader.stash()))
     await attended(leader)
-    leader.connection.execute("UPDATE outbox_leader SET incarnation = 2, watermark = NULL")
+    leader.connection.execute("UPDATE outbox_shard SET incarnation = 2, watermark = NULL")
+    leader.connection.execute("UPDATE outbox_state SET incarnation = 2")
     leader.beat()
     async with asyncio.timeout(3):
         with pytest.raises(TicketRefusedError, match="incarnation"):
@@ -201,7 +202,7 @@ async def test_a_postgres_that_is_away_is_waited_for(server_folder: Path) -> Non
         await asyncio.sleep(0.5)
         await asyncio.to_thread(server.start)
         with closing(psycopg.connect(database, autocommit=True)) as connection:
-            connection.execute("UPDATE outbox_leader SET watermark = pg_current_snapshot()")
+            connection.execute("UPDATE outbox_shard SET watermark = pg_current_snapshot()")
         async with asyncio.timeout(10):
             assert (await waiting).state is TicketState.PUBLISHED
 

@@ -300,7 +300,7 @@ def test_who_operates_may_ask_and_do_nothing_by_hand(database: str) -> None:
                     "DELETE FROM outbox_parked",
                     "UPDATE outbox_parked SET kafka_value = ''",
                     "UPDATE outbox_parked SET discarded_at = now()",
-                    "UPDATE outbox_leader SET view = NULL",
+                    "UPDATE outbox_shard SET view = NULL",
                     "DELETE FROM outbox",
                 ):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -64,7 +64,7 @@ def test_records_become_visible_with_the_callers_commit(
         assert rows(looking) == []
     assert rows(looking) == [("t", f"k{number}", f"v{number}") for number in range(100)]
     assert {row[0] for row in rows(looking, "transaction_id::text")} == {str(ticket.transaction_id)}
-    assert looking.execute("SELECT outbox_id, incarnation FROM outbox_leader").fetchone() == (
+    assert looking.execute("SELECT outbox_id, incarnation FROM outbox_state").fetchone() == (
         ticket.outbox_id,
         ticket.incarnation,
     )

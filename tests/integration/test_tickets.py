@@ -56,7 +56,7 @@ def leading(database: str) -> closing[OutboxTable]:
 
 
 def view_of(connection: psycopg.Connection[Any]) -> UUID:
-    ((view,),) = connection.execute("SELECT view FROM outbox_leader").fetchall()
+    ((view,),) = connection.execute("SELECT view FROM outbox_shard").fetchall()
     return view
 
 
@@ -237,7 +237,8 @@ def test_the_sql_on_the_page_tells(database: str, connection: psycopg.Connection
     connection.execute("UPDATE outbox_parked SET incarnation = 2")
     assert says(parked), "that is another transaction's record"
     connection.execute(
-        "INSERT INTO outbox_leader (shard, outbox_id, schema_version) SELECT 1, outbox_id, 5 FROM outbox_leader"
+        "INSERT INTO outbox_shard (shard, outbox_id, incarnation, secret)"
+        " SELECT 1, outbox_id, incarnation, secret FROM outbox_state"
     )
     assert not says(ticket), "a shard without a watermark has published nothing"
 

@@ -42,9 +42,14 @@ CREATE TABLE {} (
 """
 AS_OF_VERSION_4 = """
 DROP VIEW outbox_published;
+DROP TABLE outbox_state, outbox_ledger;
+ALTER TABLE outbox_shard RENAME TO outbox_leader;
 ALTER TABLE outbox_leader
-    DROP COLUMN transactional_ids, DROP COLUMN database_oid, DROP COLUMN begun_view, DROP COLUMN secret,
-    ADD COLUMN transactional_id TEXT;
+    DROP COLUMN begun_view, DROP COLUMN secret, ALTER COLUMN incarnation SET DEFAULT 1,
+    ADD COLUMN schema_version INTEGER, ADD COLUMN paused BOOLEAN NOT NULL DEFAULT false, ADD COLUMN halted TEXT,
+    ADD COLUMN system_identifier BIGINT, ADD COLUMN timeline INTEGER, ADD COLUMN table_oid OID,
+    ADD COLUMN ledger_topic_id TEXT, ADD COLUMN witnessed_batch BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN ledger_offset BIGINT NOT NULL DEFAULT 0, ADD COLUMN transactional_id TEXT;
 CREATE VIEW outbox_published AS
     SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM outbox_leader;
 ALTER TABLE outbox_commits DROP COLUMN incarnation, DROP COLUMN owner, ADD PRIMARY KEY (app_id, version);
@@ -55,7 +60,7 @@ ALTER TABLE outbox_parked ALTER COLUMN kafka_key SET NOT NULL;
 ALTER TABLE outbox DROP CONSTRAINT headers_have_one_dimension, DROP CONSTRAINT id_can_be_read;
 UPDATE outbox_leader SET schema_version = 4, transactional_id = 'the only one'
 """
-"""Takes from a new outbox what schema versions 5 and 6 have added; the triggers against loaded rows stay."""
+"""Takes from a new outbox what schema versions 5 to 7 have added; the triggers against loaded rows stay."""
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ These are compared:
   and the fence row names it. An entry of another view belongs to another database: a copy's leader may hold the ledger
   and the producer for a moment, and its ids name other records.
 
-A difference, once found, stays in the fence row (`halted`) until an operator ends it. Ids and transaction ids that were
-set back keep growing, so the next look might find them beyond what was published.
+A difference, once found, stays in the outbox's row (`halted`) until an operator ends it. Ids and transaction ids that
+were set back keep growing, so the next look might find them beyond what was published.
 
 A leader also checks each page before it publishes any of it (`require_page`). So no record of another table gets into
 the ledger. And no batch holds records from before and after a TRUNCATE: its ids and its snapshot would name records

@@ -59,7 +59,7 @@ class Triggerers:
 
     def harvest(self, name: str) -> psutil.Process:
         """The process that leads the harvest of an outbox. psutil.NoSuchProcess when it is gone."""
-        ((member,),) = self.loads[name].outbox.query(f"SELECT coalesce(member, ':0') FROM {name}_leader")
+        ((member,),) = self.loads[name].outbox.query(f"SELECT coalesce(member, ':0') FROM {name}_shard")
         return psutil.Process(int(member.rpartition(":")[2]))
 
     def settle(self) -> float:

@@ -38,7 +38,7 @@ def test_events_and_business_rows_are_of_one_transaction(shop: Shop, orders: Dat
     commit = find_commit(shop.connection, OutboxName.parse("outbox"), CommitId("orders", 0))
     assert commit is not None
     assert (commit.records, commit.ticket.transaction_id) == (RECORDS, transaction)
-    assert shop.rows("SELECT outbox_id FROM outbox_leader") == [(commit.ticket.outbox_id,)]
+    assert shop.rows("SELECT outbox_id FROM outbox_state") == [(commit.ticket.outbox_id,)]
     assert shop.staging_tables() == []
 
 
