@@ -26,7 +26,7 @@ from airflow_outbox.harvest.protocol.releases import Releases
 from airflow_outbox.harvest.protocol.transaction_headers import Stamps
 from airflow_outbox.harvest.sending import Sending
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL
-from airflow_outbox.values.pages import OutboxRow, total_size
+from airflow_outbox.values.pages import ID, KEY, TOPIC, OutboxRow, total_size
 from airflow_outbox.values.refusals import Refusal
 
 
@@ -132,11 +132,11 @@ class ParkedRetry:
         if self._stamps is not None:
             published = self._stamps.stamped(published, lengths)
         await self._sending.committed()
-        batch = await self._sending.begin(unparked=[row[0] for row in published])
+        batch = await self._sending.begin(unparked=[row[ID] for row in published])
         await self._sending.send(batch, published, parked=True)
         await self._sending.hand_over(batch)
         await self._sending.committed()
-        self._dividing.parked.gone((row[1], row[2]) for row in published)
+        self._dividing.parked.gone((row[TOPIC], row[KEY]) for row in published)
         self.releases.wanted(batch.number)
         self._caution.settled(batch.unparked, parked=True)
         if are_all:  # else later ones are tried next, and refusals found stay known

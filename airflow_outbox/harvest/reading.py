@@ -20,7 +20,7 @@ from airflow_outbox.harvest.protocol.recovery import require_page
 from airflow_outbox.harvest.protocol.transaction_headers import Stamps
 from airflow_outbox.harvest.protocol.windows import Windows
 from airflow_outbox.values.fence import Fence
-from airflow_outbox.values.pages import OutboxRow, Page, PageSnapshot, total_size
+from airflow_outbox.values.pages import ID, OutboxRow, Page, PageSnapshot, total_size
 from airflow_outbox.values.refusals import Cause, Refusal
 
 
@@ -119,5 +119,5 @@ class Reading:
                 f"the id was chosen by its writer: it is above the sequence's last one, {self.last_drawn}. "
                 "`airflow-outbox parked retry` publishes the record anyway"
             )
-            chosen = [row[0] for row in page.rows if row[0] > self.last_drawn]
+            chosen = [row[ID] for row in page.rows if row[ID] > self.last_drawn]
             self._caution.condemned[False].update(dict.fromkeys(chosen, Refusal(Cause.ID, reason)))

@@ -12,7 +12,7 @@ from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.commitment import PRIMARY, Commitment
 from airflow_outbox.harvest.protocol.parking import Caution
-from airflow_outbox.values.pages import OutboxRow, total_size
+from airflow_outbox.values.pages import ID, OutboxRow, total_size
 from airflow_outbox.values.refusals import Refusal
 
 
@@ -74,7 +74,7 @@ class Sending:
                 self.heard.set()
             except RecordsRefusedError as error:
                 await self.filled.join()  # records before it are not uncertain
-                ids = error.records or [row[0] for row in portion]
+                ids = error.records or [row[ID] for row in portion]
                 certain = bool(error.records) or len(ids) == 1
                 self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
                 raise

@@ -49,7 +49,7 @@ from airflow_outbox.harvest.kafka.record_size import (
 )
 from airflow_outbox.harvest.kafka.topic_requests import TopicRequests
 from airflow_outbox.postgres.names import is_kafkas_own
-from airflow_outbox.values.pages import SIZE, OutboxRow
+from airflow_outbox.values.pages import HEADER_NAMES, HEADER_VALUES, ID, KEY, PARTITION, SIZE, TOPIC, VALUE, OutboxRow
 from airflow_outbox.values.refusals import Cause, Refusal
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -206,7 +206,7 @@ class TopicCache:
 
         Raises KafkaError when a topic can't be looked up.
         """
-        names = {row[1] for row in rows}
+        names = {row[TOPIC] for row in rows}
         with self._lock:
             if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
                 self._known_until = time.monotonic() + _KNOWN_FOR
@@ -221,7 +221,7 @@ class TopicCache:
         if unknown := names - topics.keys():
             topics |= self._look_up(unknown)
         with self._lock:
-            return {row[0]: refusal for row in rows if (refusal := self._refusal(row, topics[row[1]])) is not None}
+            return {row[ID]: refusal for row in rows if (refusal := self._refusal(row, topics[row[TOPIC]])) is not None}
 
     def _set_untimely_aside(self) -> None:
         for name, since in list(self._untimely.items()):
@@ -237,8 +237,14 @@ class TopicCache:
             return False
         plain, fits = self._plain, self._fits_client
         for row in rows:
-            names, values = row[4], row[5]
-            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or names is None or values is None:
+            names, values = row[HEADER_NAMES], row[HEADER_VALUES]
+            if (
+                row[TOPIC] not in plain
+                or row[PARTITION] is not None
+                or row[SIZE] > fits
+                or names is None
+                or values is None
+            ):
                 return False
             if len(names) != len(values):
                 return False
@@ -270,7 +276,7 @@ class TopicCache:
             )
         if size_for_client(row) > self._client_limit:
             return Refusal(Cause.TOO_LARGE, f"larger than message.max.bytes of the producer, {self._client_limit}")
-        if topic.is_compacted and row[2] is None:
+        if topic.is_compacted and row[KEY] is None:
             return Refusal(Cause.REFUSED, f"topic {name} is compacted, and accepts no record without a key")
         if topic.max_bytes is not None and size_for_broker(row) > topic.max_bytes:
             return self._refusal_of_size(row, topic.max_bytes)
@@ -278,8 +284,8 @@ class TopicCache:
 
     def _refusal_of_size(self, row: Row, limit: int) -> Refusal | None:
         """Return why a record above its topic's limit is not sent. None: it is tried, as it may fit when compressed."""
-        above = f"larger than max.message.bytes of topic {row[1]}, {limit}"
-        if not self._compresses or _hash(row[1], row[2], row[3], limit) in self._too_large:
+        above = f"larger than max.message.bytes of topic {row[TOPIC]}, {limit}"
+        if not self._compresses or _hash(row[TOPIC], row[KEY], row[VALUE], limit) in self._too_large:
             return Refusal(Cause.TOO_LARGE, above)
         if least_size_for_broker(row) > limit:
             return Refusal(Cause.TOO_LARGE, above)

@@ -32,7 +32,7 @@ from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, Transaction, smallest_gap
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.worker import Worker
-from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.pages import PARTITION, OutboxRow
 
 _topic = itemgetter(1)
 _FLUSH_TIME = 0.2  # once a record is refused, the rest stays unsent: it must not be waited for
@@ -162,7 +162,7 @@ class TransactionalProducer:
         counts: Mapping[Place, int]
         reports: Sequence[Report | None]
         if partitions is None:
-            partitions = [PARTITION_BY_KEY if row[6] is None else row[6] for row in rows]
+            partitions = [PARTITION_BY_KEY if row[PARTITION] is None else row[PARTITION] for row in rows]
             counts, reports = {}, [self._reports.delivered] * len(rows)
         else:
             counts, reports = self._reports.edges(rows, partitions, topics)

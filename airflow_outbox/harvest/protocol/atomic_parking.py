@@ -28,7 +28,7 @@ from airflow_outbox.harvest.protocol.parking import (
     passed,
     stand_for_topics,
 )
-from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow
+from airflow_outbox.values.pages import ID, KEY, TOPIC, TRANSACTION_ID, Length, OutboxRow
 from airflow_outbox.values.refusals import Refusal
 
 
@@ -152,9 +152,9 @@ class WholeTransactions:
         tried = [row for row in rows if _transaction(row) not in held]
         refused = {**stand_for_topics(tried, refusals), **_first_rows(rows, too_long, too_long)}
         others = [
-            row[0]
+            row[ID]
             for row in rows
-            if _transaction(row) in waiting and _transaction(row) not in partial and row[0] not in refused
+            if _transaction(row) in waiting and _transaction(row) not in partial and row[ID] not in refused
         ]
         published = [row for row in rows if _transaction(row) not in waiting]
         is_early = any(lengths[number].last_id <= rows[-1][0] for number in partial)
@@ -165,7 +165,7 @@ def condemned(
     rows: Sequence[OutboxRow], *, parked: ParkedLanes, refusals: Mapping[int, Refusal], already: Collection[int]
 ) -> set[int]:
     """The transactions among these rows, in their order, that have to wait."""
-    stopped = {_transaction(row) for row in rows if row[0] in refusals or parked.holds((row[1], row[2]))}
+    stopped = {_transaction(row) for row in rows if row[ID] in refusals or parked.holds((row[TOPIC], row[KEY]))}
     return behind(rows, stopped.union(already))
 
 
@@ -178,11 +178,11 @@ def divide(
     diversion = Diversion([row for row in rows if _transaction(row) not in waiting])
     aside = [row for row in rows if _transaction(row) in waiting]
     for row in aside:
-        if row[0] in refusals:
-            diversion.refused[row[0]] = refusals[row[0]]
+        if row[ID] in refusals:
+            diversion.refused[row[ID]] = refusals[row[ID]]
         else:
-            diversion.waiting.append(row[0])
-    diversion.topics.update(row[1] for row in aside)
+            diversion.waiting.append(row[ID])
+    diversion.topics.update(row[TOPIC] for row in aside)
     parked.wait(aside, refusals)
     return diversion
 
@@ -214,7 +214,7 @@ def _first_rows(
     for row in rows if left else ():
         if _transaction(row) in left:
             left.discard(_transaction(row))
-            found[row[0]] = refusals[_transaction(row)]
+            found[row[ID]] = refusals[_transaction(row)]
     return found
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion
 from airflow_outbox.values.fence import Fence
-from airflow_outbox.values.pages import Length, OutboxRow, total_size
+from airflow_outbox.values.pages import ID, Length, OutboxRow, total_size
 from airflow_outbox.values.records import Snapshot
 from airflow_outbox.values.refusals import Refusal
 
@@ -67,7 +67,7 @@ class Batch:
 
     def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
         """Add a piece, divided like that, to the batch."""
-        self.ids += [row[0] for row in diversion.published]
+        self.ids += [row[ID] for row in diversion.published]
         self.parked.refused |= diversion.refused
         self.parked.waiting += diversion.waiting
         self.parked.topics.update(diversion.topics)
