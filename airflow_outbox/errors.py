@@ -52,15 +52,15 @@ class UnsupportedConnectionError(OutboxError):
 
 
 class InvalidTicketError(OutboxError):
-    """This is not a ticket. Pass on, unchanged, what stash() returned."""
+    """This is not a ticket. Pass on what stash() returned, unchanged."""
 
 
 class TicketRefusedError(OutboxError):
-    """This outbox can't tell of the ticket. Ask the outbox, in the database, that it was stashed into."""
+    """This outbox can't answer for the ticket. Ask the outbox, and the database, that the ticket comes from."""
 
 
 class NoWatermarkError(OutboxError):
-    """The outbox is harvested at least once, and then nobody knows which transactions are published.
+    """The outbox is harvested at least once, so nobody can tell which transactions are published.
 
     Set `delivery: exactly_once`.
     """
@@ -72,7 +72,7 @@ class ParkedError(OutboxError):
 
 
 class RolledBackError(OutboxError):
-    """The ticket's transaction was rolled back: nothing of it is, or ever will be, published. Stash again."""
+    """The ticket's transaction was rolled back, so its records will never be published. Stash them again."""
 
 
 class PostgresError(OutboxError):
@@ -100,7 +100,7 @@ class DataSourceError(PostgresError):
             if is_uri
             else "Give key=value pairs, with values in single quotes where they have spaces, or a URI"
         )
-        super().__init__(f"the data source is no connection string that Postgres understands. {remedy}")
+        super().__init__(f"the data source is not a connection string that Postgres understands. {remedy}")
 
 
 class KafkaError(OutboxError):
@@ -116,17 +116,17 @@ class TakeOverError(PostgresError):
 
 
 class HistoryError(OutboxError):
-    """The database or the ledger is of another history than the one that was harvested.
+    """The database and the ledger do not share the history that was harvested.
 
     Nothing was purged or published. Find out what was restored, failed over, copied, deleted or recreated; then run
-    `airflow-outbox adopt`. `difference` is what tells.
+    `airflow-outbox adopt`. `difference` says what does not fit.
     """
 
     def __init__(self, difference: str) -> None:
         super().__init__(
             f"{difference}. Nothing was purged or published. Find out what was restored, failed over, copied, deleted "
-            "or recreated; then run `airflow-outbox adopt`, or, if this is a copy beside the original, "
-            "`airflow-outbox adopt --as-new-outbox`"
+            "or recreated. Then run `airflow-outbox adopt`; if this is a copy and the original is still harvested, run "
+            "`airflow-outbox adopt --as-new-outbox` instead"
         )
         self.difference = difference
 
@@ -150,19 +150,21 @@ class RecordsRefusedError(PublishError):
 
 
 class UncertainCommitError(PublishError):
-    """Whether a batch is committed is not known. The ledger tells the next view; nothing is lost or doubled."""
+    """Nobody knows yet whether a batch was committed. The next view reads it from the ledger; nothing is lost or
+    duplicated.
+    """
 
 
 class StuckTransactionsError(KafkaError):
-    """Kafka can't end transactions of earlier producers, because a partition that they touch lacks brokers.
+    """Kafka can't end transactions of earlier producers, because too few brokers are up for one of their partitions.
 
     `transactional_ids` are theirs.
     """
 
     def __init__(self, transactional_ids: Sequence[str]) -> None:
         super().__init__(
-            f"Kafka can't end a transaction of {' and '.join(transactional_ids)}: a partition that it touches lacks "
-            "brokers. Other transactional ids take over; bring the brokers back"
+            f"Kafka can't end a transaction of {' and '.join(transactional_ids)}: too few brokers are up for one of "
+            "its partitions. Other transactional ids are used until then. Bring the brokers back"
         )
         self.transactional_ids = transactional_ids
 

@@ -139,11 +139,11 @@ def _encode(value: Any, column: Column) -> tuple[str, str | None]:
     except UnicodeDecodeError:
         return "", "bytes that are not UTF-8 need a BYTEA column: see `airflow-outbox init --help`"
     except UnicodeEncodeError:
-        return "", "text with a lone surrogate can't be stored"
+        return "", "text with a lone surrogate can't be stored; remove it"
     if "\x00" in text:
-        return "", "text with a NUL character can't be stored; a BYTEA column could: see `airflow-outbox init --help`"
+        return "", "text with a NUL character needs a BYTEA column: see `airflow-outbox init --help`"
     if column.max_length is not None and len(text) > column.max_length:
-        return "", f"{len(text)} characters, the column takes {column.max_length}"
+        return "", f"{len(text)} characters; the column takes at most {column.max_length}"
     return text, None
 
 
@@ -152,9 +152,9 @@ def topic_problem(topic: Any) -> str | None:
     if not isinstance(topic, str) or not topic:
         return "must be the name of a topic"
     if len(topic) > _MAX_TOPIC_LENGTH:
-        return f"{len(topic)} characters, Kafka allows {_MAX_TOPIC_LENGTH}"
+        return f"{len(topic)} characters; Kafka allows at most {_MAX_TOPIC_LENGTH}"
     if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
-        return f"{topic!r} is not a legal name: letters, digits, '.', '_' and '-' only"
+        return f"{topic!r} is not a legal name: use only letters, digits, '.', '_' and '-'"
     if is_kafkas_own(topic):
         return f"{topic!r} begins with '__': Kafka keeps its own state in such topics. Choose another name"
     return None
@@ -166,5 +166,5 @@ def _partition_problem(partition: Any, columns: Mapping[str, Column]) -> str | N
     if "kafka_partition" not in columns:
         return "the outbox has no column kafka_partition; add it (INTEGER), or leave the partition to the key"
     if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= _MAX_PARTITION:
-        return f"{partition!r} is not a partition's number"
+        return f"{partition!r} is not a partition's number: give 0 or more"
     return None

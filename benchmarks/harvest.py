@@ -25,9 +25,9 @@ from benchmarks.peers import verdicts
 from benchmarks.peers.chosen import Absent, add_options, for_a_backlog
 from benchmarks.peers.contender import Contender
 from benchmarks.peers.rows import SHAPES, Shape
-from benchmarks.peers.scene import Scene
+from benchmarks.peers.servers import BenchServers
 from benchmarks.peers.surroundings import surroundings
-from benchmarks.peers.turns import Result, measured
+from benchmarks.peers.turns import TurnResult, measured
 
 WARM_UP_ROWS = 20_000
 FEWER_ROWS = 2000
@@ -43,8 +43,8 @@ def tell(line: dict[str, Any]) -> None:
 
 
 def rounds(
-    scene: Scene, chosen: Sequence[Contender], shapes: Sequence[Shape], *, rows: int, number: int
-) -> Iterator[Result]:
+    bench: BenchServers, chosen: Sequence[Contender], shapes: Sequence[Shape], *, rows: int, number: int
+) -> Iterator[TurnResult]:
     """All rounds' results, as they come."""
     for each in range(1, number + 1):
         for shape in shapes:
@@ -52,7 +52,7 @@ def rounds(
             for contender in [*chosen[first:], *chosen[:first]]:
                 fewer = shape.keys == 1 and contender.one_at_a_time
                 turn_rows = min(rows, FEWER_ROWS) if fewer else rows
-                yield measured(scene, contender, shape, rows=turn_rows, number=each, patience=PATIENCE)
+                yield measured(bench, contender, shape, rows=turn_rows, number=each, patience=PATIENCE)
 
 
 def main() -> None:
@@ -61,8 +61,8 @@ def main() -> None:
     chosen = [contender for contender in found if isinstance(contender, Contender)]
     shapes = [SHAPES[name] for name in given.shapes]
     results = []
-    with Scene.started() as scene:
-        tell({"surroundings": surroundings(scene.postgres.dsn()), "rows": given.rows, "rounds": given.rounds})
+    with BenchServers.started() as bench:
+        tell({"surroundings": surroundings(bench.postgres.dsn()), "rows": given.rows, "rounds": given.rounds})
         for contender in chosen:
             tell({"contender": contender.name, "settings": contender.settings, "timed_from": contender.timed_from})
         for missing in found:
@@ -71,8 +71,8 @@ def main() -> None:
                 tell({"not_measured": missing.name, "because": missing.reason})
         for contender in chosen:
             say(f"warming up: {contender.name}")
-            measured(scene, contender, shapes[0], rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE)
-        for result in rounds(scene, chosen, shapes, rows=given.rows, number=given.rounds):
+            measured(bench, contender, shapes[0], rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE)
+        for result in rounds(bench, chosen, shapes, rows=given.rows, number=given.rounds):
             results.append(result)
             tell(result.as_line())
             speed = f"{result.figures.records_per_second:,} records/s" if result.figures else result.refused

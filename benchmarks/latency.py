@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.peers import idle, streams, verdicts
 from benchmarks.peers.chosen import Absent, add_options, for_a_stream
 from benchmarks.peers.contender import Contender
-from benchmarks.peers.scene import Scene
-from benchmarks.peers.streams import Result, Stream
+from benchmarks.peers.servers import BenchServers
+from benchmarks.peers.streams import Stream, StreamResult
 from benchmarks.peers.surroundings import surroundings
 
 GENTLE_RATE = 500.0
@@ -48,12 +48,12 @@ def main() -> None:
     given = arguments().parse_args()
     found = list(for_a_stream(given))
     chosen = [contender for contender in found if isinstance(contender, Contender)]
-    results: list[Result] = []
+    results: list[StreamResult] = []
     idles: dict[str, float] = {}
-    with Scene.started(idle.SETTINGS) as scene:
+    with BenchServers.started(idle.SETTINGS) as bench:
         tell(
             {
-                "surroundings": surroundings(scene.postgres.dsn()),
+                "surroundings": surroundings(bench.postgres.dsn()),
                 "seconds": given.seconds,
                 "transaction": given.transaction,
             }
@@ -64,13 +64,13 @@ def main() -> None:
                 tell({"not_measured": contender.name, "because": contender.reason})
             else:
                 tell({"contender": contender.name, "settings": contender.settings, "wakes": contender.wakes})
-        for result in _rounds(scene, chosen, given):
+        for result in _rounds(bench, chosen, given):
             results.append(result)
             tell({"measured": "latency", **result.as_line()})
             words = f"p50 {result.delays.p50_ms} ms, p99 {result.delays.p99_ms} ms" if result.delays else result.refused
             say(f"round {result.round}, {result.rate:g} records/s: {result.contender}: {words}")
         for contender in chosen if given.idle else []:
-            waited = idle.measured(scene, contender, seconds=given.idle)
+            waited = idle.measured(bench, contender, seconds=given.idle)
             if isinstance(waited, str):
                 tell({"measured": "idle", "contender": contender.name, "refused": waited})
                 say(f"idle: {contender.name}: {waited}")
@@ -84,21 +84,21 @@ def main() -> None:
         tell(line)
 
 
-def _rounds(scene: Scene, chosen: Sequence[Contender], given: argparse.Namespace) -> Iterator[Result]:
+def _rounds(bench: BenchServers, chosen: Sequence[Contender], given: argparse.Namespace) -> Iterator[StreamResult]:
     """All results, as they come. Each contender first has turns that do not count."""
     gentle = Stream(GENTLE_RATE, given.transaction, min(given.seconds, WARM_UP_SECONDS))
     for contender in [*chosen] * WARM_UPS:
         say(f"warming up: {contender.name}")
-        streams.measured(scene, contender, gentle, number=0)
+        streams.measured(bench, contender, gentle, number=0)
     for number in range(1, given.rounds + 1):
         for rate in given.rates:
             first = (number - 1) % len(chosen)
             for contender in [*chosen[first:], *chosen[:first]]:
                 stream = Stream(rate, given.transaction, given.seconds)
-                yield streams.measured(scene, contender, stream, number=number)
+                yield streams.measured(bench, contender, stream, number=number)
 
 
-def summary(results: Sequence[Result], idles: dict[str, float]) -> Iterator[dict[str, Any]]:
+def summary(results: Sequence[StreamResult], idles: dict[str, float]) -> Iterator[dict[str, Any]]:
     """The targets, by the medians of the rounds."""
     p50, p99 = _medians(results, "p50_ms"), _medians(results, "p99_ms")
     rates = sorted({result.rate for result in results})
@@ -122,7 +122,7 @@ def summary(results: Sequence[Result], idles: dict[str, float]) -> Iterator[dict
             yield _target(text, idles[ours], met=idles[ours] < MOST_IDLE_PERCENT)
 
 
-def _medians(results: Sequence[Result], name: str) -> dict[tuple[str, float], float]:
+def _medians(results: Sequence[StreamResult], name: str) -> dict[tuple[str, float], float]:
     found: dict[tuple[str, float], list[float]] = {}
     for result in results:
         if result.delays is not None:

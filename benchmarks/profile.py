@@ -18,11 +18,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.outbox import AirflowOutbox
 from benchmarks.peers.rows import SHAPES
-from benchmarks.peers.scene import Scene
+from benchmarks.peers.servers import BenchServers
 from benchmarks.peers.surroundings import surroundings
-from benchmarks.peers.turns import Result, measured
+from benchmarks.peers.turns import TurnResult, measured
 from benchmarks.peers.usage import Usage
 from benchmarks.profiling.child import Profile
 from benchmarks.profiling.profiled import Profiled
@@ -43,14 +43,16 @@ def tell(line: dict[str, Any]) -> None:
 def main() -> None:
     given = arguments().parse_args()
     shape = SHAPES[given.shape]
-    with Scene.started() as scene:
-        tell({"surroundings": surroundings(scene.postgres.dsn()), "rows": given.rows, "shape": shape.name})
+    with BenchServers.started() as bench:
+        tell({"surroundings": surroundings(bench.postgres.dsn()), "rows": given.rows, "shape": shape.name})
         say("warming up")
-        measured(scene, Outbox("warm-up"), shape, rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE)
+        measured(
+            bench, AirflowOutbox("warm-up"), shape, rows=min(given.rows, WARM_UP_ROWS), number=0, patience=PATIENCE
+        )
         say("without timers")
-        plain = measured(scene, Outbox("without timers"), shape, rows=given.rows, number=1, patience=PATIENCE)
+        plain = measured(bench, AirflowOutbox("without timers"), shape, rows=given.rows, number=1, patience=PATIENCE)
         say("with timers")
-        lines, profiled = profile(scene, shape_name=shape.name, rows=given.rows)
+        lines, profiled = profile(bench, shape_name=shape.name, rows=given.rows)
     for line in lines:
         tell(line)
     for result in (plain, profiled):
@@ -65,14 +67,14 @@ def main() -> None:
             sys.exit(f"bench profile: {result.contender}: {result.refused}")
 
 
-def profile(scene: Scene, *, shape_name: str, rows: int) -> tuple[list[dict[str, Any]], Result]:
+def profile(bench: BenchServers, *, shape_name: str, rows: int) -> tuple[list[dict[str, Any]], TurnResult]:
     """Publish a backlog with timers; return the lines, none where the turn got no figure, and the turn."""
     contender = Profiled("with timers", rows=rows)
     with Usage() as usage:
-        usage.watch("Postgres", scene.postgres.pid, with_family=True)
-        usage.watch("Kafka", scene.kafka.pid)
+        usage.watch("Postgres", bench.postgres.pid, with_family=True)
+        usage.watch("Kafka", bench.kafka.pid)
         usage.watch("bench", os.getpid(), with_family=True)
-        result = measured(scene, contender, SHAPES[shape_name], rows=rows, number=1, patience=PATIENCE)
+        result = measured(bench, contender, SHAPES[shape_name], rows=rows, number=1, patience=PATIENCE)
     found = contender.profile
     if found is None:
         return [], result

@@ -22,9 +22,9 @@ from typing import Any
 
 from airflow_outbox.harvest.config import Limits
 from benchmarks.peers.rows import SHAPES
-from benchmarks.peers.scene import Scene
+from benchmarks.peers.servers import BenchServers
 from benchmarks.peers.surroundings import surroundings
-from benchmarks.peers.turns import Result, measured
+from benchmarks.peers.turns import TurnResult, measured
 from benchmarks.peers.verdicts import MOST_MB
 from benchmarks.scaled.bloated import Backlogged, Used
 from benchmarks.scaled.many_topics import Spread, spread
@@ -41,48 +41,48 @@ PATIENCE = 60.0
 Line = dict[str, Any]
 
 
-def backlog(scene: Scene, *, few: int, many: int, rounds: int) -> Iterator[Line]:
+def backlog(bench: BenchServers, *, few: int, many: int, rounds: int) -> Iterator[Line]:
     """Turns, the short ones before and after the long one, and the comparison."""
     numbers = range(1, rounds + 1)
     before = -(-rounds // 2)
     order = [few] * before + [many] + [few] * (rounds - before)
-    results: dict[int, list[Result]] = {few: [], many: []}
+    results: dict[int, list[TurnResult]] = {few: [], many: []}
     for number, rows in zip([*numbers[:before], 1, *numbers[before:]], order, strict=True):
         contender = Backlogged(f"{rows} rows")
-        result = measured(scene, contender, SHAPES["keys"], rows=rows, number=number, patience=PATIENCE)
+        result = measured(bench, contender, SHAPES["keys"], rows=rows, number=number, patience=PATIENCE)
         results[rows].append(result)
         yield {"measured": "backlog", **result.as_line()}
     yield compared(f"backlog: {many} rows beside {few}", results[many], results[few])
 
 
-def bloat(scene: Scene, *, before: int, rows: int, rounds: int) -> Iterator[Line]:
+def bloat(bench: BenchServers, *, before: int, rows: int, rounds: int) -> Iterator[Line]:
     """Turns over the bloated table and over the vacuumed one, alternating, and the comparison."""
     contenders = [Used("vacuumed", before=before, held=False), Used("bloated", before=before, held=True)]
-    results: dict[str, list[Result]] = {contender.name: [] for contender in contenders}
+    results: dict[str, list[TurnResult]] = {contender.name: [] for contender in contenders}
     for number in range(1, rounds + 1):
         for contender in contenders if number % 2 else reversed(contenders):
-            result = measured(scene, contender, SHAPES["keys"], rows=rows, number=number, patience=PATIENCE)
+            result = measured(bench, contender, SHAPES["keys"], rows=rows, number=number, patience=PATIENCE)
             results[contender.name].append(result)
             yield {"measured": "bloat", **result.as_line(), "dead_rows": contender.dead_rows}
     yield compared(f"bloat: {before} dead rows beside none", results["bloated"], results["vacuumed"])
 
 
-def topics(scene: Scene, *, number: int, rows: int, rounds: int) -> Iterator[Line]:
+def topics(bench: BenchServers, *, number: int, rows: int, rounds: int) -> Iterator[Line]:
     """Turns over one topic and over many, alternating, and the comparison. A turn over many, which does not count,
     comes first: a broker that has not served many partitions yet needs twice the time for them.
     """
-    spread(scene, topics=number, rows=rows, number=0)
+    spread(bench, topics=number, rows=rows, number=0)
     results: dict[int, list[Spread]] = {1: [], number: []}
     for each in range(1, rounds + 1):
         for chosen in (1, number) if each % 2 else (number, 1):
-            result = spread(scene, topics=chosen, rows=rows, number=each)
+            result = spread(bench, topics=chosen, rows=rows, number=each)
             results[chosen].append(result)
             yield {"measured": "topics", **result.as_line()}
     many, one = (_median(result.rate for result in results[chosen]) for chosen in (number, 1))
     yield _verdict(f"topics: {number} beside one", {"ratio": _ratio(many, one)})
 
 
-def compared(name: str, ours: Sequence[Result], beside: Sequence[Result]) -> Line:
+def compared(name: str, ours: Sequence[TurnResult], beside: Sequence[TurnResult]) -> Line:
     """The ratios of the medians' rates, overall and without the first batch, and the verdict on the lower one."""
     sides = [
         (_median(_rate(result) for result in side), _median(_rate_behind_first(result) for result in side))
@@ -100,11 +100,11 @@ def _verdict(name: str, ratios: dict[str, float | None]) -> Line:
     return {"summary": "target", "target": f"{name}: at least {LEAST:g}", **ratios, "met": met}
 
 
-def _rate(result: Result) -> float | None:
+def _rate(result: TurnResult) -> float | None:
     return None if result.figures is None else result.records / result.figures.seconds
 
 
-def _rate_behind_first(result: Result) -> float | None:
+def _rate_behind_first(result: TurnResult) -> float | None:
     """Records a second from when consumers could read the first batch."""
     rows = result.records - Limits().batch_records
     if result.figures is None or rows <= 0 or result.figures.seconds <= result.figures.first_seconds:
@@ -136,14 +136,14 @@ def main() -> None:
     bloating = min(rows, BLOATING_ROWS // 2 if given.short else BLOATING_ROWS)
     few = min(FEW_ROWS, rows)
     lines: list[Line] = []
-    with Scene.started() as scene:
-        tell({"surroundings": surroundings(scene.postgres.dsn()), "rows": rows, "rounds": rounds})
+    with BenchServers.started() as bench:
+        tell({"surroundings": surroundings(bench.postgres.dsn()), "rows": rows, "rounds": rounds})
         say("warming up")
-        measured(scene, Backlogged("warm-up"), SHAPES["keys"], rows=few, number=0, patience=PATIENCE)
+        measured(bench, Backlogged("warm-up"), SHAPES["keys"], rows=few, number=0, patience=PATIENCE)
         parts = {
-            "backlog": backlog(scene, few=few, many=rows, rounds=rounds),
-            "bloat": bloat(scene, before=bloating, rows=few, rounds=rounds),
-            "topics": topics(scene, number=TOPICS, rows=few, rounds=rounds),
+            "backlog": backlog(bench, few=few, many=rows, rounds=rounds),
+            "bloat": bloat(bench, before=bloating, rows=few, rounds=rounds),
+            "topics": topics(bench, number=TOPICS, rows=few, rounds=rounds),
         }
         for part in given.parts:
             for line in parts[part]:

@@ -61,7 +61,7 @@ def say(text: str) -> None:
     print(f"bench tickets: {text}", file=sys.stderr, flush=True)
 
 
-class Scene:
+class HarvestedOutbox:
     """An outbox on servers of its own, harvested by a process; and Airflow's default connection to it."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -117,17 +117,17 @@ async def event(ticket: Ticket, *, has_committed: bool = True) -> float:
     return time.time()
 
 
-async def latency(scene: Scene, *, seconds: float, rate: float) -> dict[str, Any]:
-    command = [sys.executable, "-c", CONSUMER, scene.bootstrap, TOPIC, str(PARTITIONS)]
+async def latency(outbox: HarvestedOutbox, *, seconds: float, rate: float) -> dict[str, Any]:
+    command = [sys.executable, "-c", CONSUMER, outbox.bootstrap, TOPIC, str(PARTITIONS)]
     consumer = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert consumer.stdout is not None
-    with scene.harvesting():
-        await event(await asyncio.to_thread(scene.stash, "first"))
+    with outbox.harvesting():
+        await event(await asyncio.to_thread(outbox.stash, "first"))
         say(f"{rate:g} transactions a second for {seconds:g} s")
         waiting: dict[str, asyncio.Task[float]] = {}
         committed: dict[str, float] = {}
         for number in range(int(seconds * rate)):
-            ticket = await asyncio.to_thread(scene.stash, f"latency {number}")
+            ticket = await asyncio.to_thread(outbox.stash, f"latency {number}")
             committed[f"latency {number}"] = time.time()
             waiting[f"latency {number}"] = asyncio.create_task(event(ticket))
             await asyncio.sleep(1 / rate)
@@ -153,37 +153,37 @@ def shares(delays: list[float]) -> dict[str, float]:
     return {name: round(1000 * delays[int(place * len(delays))], 1) for name, place in places.items()}
 
 
-async def cost(scene: Scene, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
-    with psycopg.connect(scene.data_source) as writer:  # never commits: so that there is always somebody who waits
+async def cost(outbox: HarvestedOutbox, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
+    with psycopg.connect(outbox.data_source) as writer:  # never commits: so that there is always somebody who waits
         last = asyncio.create_task(event(stash(writer, OutboxRecord(TOPIC, "open", "open")), has_committed=False))
-        results = await _cost(scene, waiting=waiting, seconds=seconds)
+        results = await _cost(outbox, waiting=waiting, seconds=seconds)
         last.cancel()
         writer.rollback()
     return results
 
 
-async def _cost(scene: Scene, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
-    tickets = [scene.stash(f"cost {number}") for number in range(waiting)]
+async def _cost(outbox: HarvestedOutbox, *, waiting: int, seconds: float) -> list[dict[str, Any]]:
+    tickets = [outbox.stash(f"cost {number}") for number in range(waiting)]
     events = [asyncio.create_task(event(ticket)) for ticket in tickets]
     await asyncio.sleep(10)
     say(f"{waiting} triggers wait for {seconds:g} s and nothing is published")
-    begun, before = time.time(), scene.statements()
+    begun, before = time.time(), outbox.statements()
     await asyncio.sleep(seconds)
-    idle = (scene.statements() - before) / (time.time() - begun)
+    idle = (outbox.statements() - before) / (time.time() - begun)
     say("now all is published, and a new transaction for each that is done, for as long")
     done = 0
-    with scene.harvesting():
+    with outbox.harvesting():
         while not any(each.done() for each in events):
             await asyncio.sleep(0.01)
-        begun, before = time.time(), scene.statements()
+        begun, before = time.time(), outbox.statements()
         while time.time() - begun < seconds:
             events = [each for each in events if not each.done()]
             done += waiting - len(events)
             missing = range(min(waiting - len(events), 20))
-            fresh = [await asyncio.to_thread(scene.stash, f"cost {done} {number}") for number in missing]
+            fresh = [await asyncio.to_thread(outbox.stash, f"cost {done} {number}") for number in missing]
             events += [asyncio.create_task(event(ticket)) for ticket in fresh]
             await asyncio.sleep(0.1)
-        busy = (scene.statements() - before) / (time.time() - begun)
+        busy = (outbox.statements() - before) / (time.time() - begun)
         await asyncio.gather(*events)
     return [
         {"measured": "cost while nothing is published", "waiting": waiting, "statements_a_second": round(idle, 1)},
@@ -198,9 +198,9 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=1000, help="how many triggers wait while cost is measured")
     chosen = parser.parse_args()
     with ExitStack() as stack:
-        scene = Scene(stack)
-        results = [asyncio.run(latency(scene, seconds=chosen.seconds, rate=chosen.rate))]
-        results += asyncio.run(cost(scene, waiting=chosen.waiting, seconds=chosen.seconds))
+        outbox = HarvestedOutbox(stack)
+        results = [asyncio.run(latency(outbox, seconds=chosen.seconds, rate=chosen.rate))]
+        results += asyncio.run(cost(outbox, waiting=chosen.waiting, seconds=chosen.seconds))
     for result in results:
         print(json.dumps({"benchmark": "tickets", **result}), flush=True)
 

@@ -39,8 +39,8 @@ def audit_command(run: Audit) -> click.Command:
         type=click.Path(path_type=Path),
         help="The configuration (YAML).",
     )
-    @click.option("--table", required=True, help="What was stashed: a table with the outbox's columns and ids.")
-    @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this one; may be repeated.")
+    @click.option("--table", required=True, help="The table of what was stashed, with the outbox's columns and ids.")
+    @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be repeated.")
     @click.option(
         "--allow",
         "allowed",
@@ -49,12 +49,12 @@ def audit_command(run: Audit) -> click.Command:
         help="Don't count this kind as a fault; may be repeated.",
     )
     @click.option(
-        "--exclusive", is_flag=True, help="Nobody else writes to the topics: a foreign record is a fault, too."
+        "--exclusive", is_flag=True, help="Nobody else writes to the topics: count foreign records as faults."
     )
     @click.option(
-        "--ignore-header", "ignored", multiple=True, metavar="NAME", help="Leave this header out; may be repeated."
+        "--ignore-header", "ignored", multiple=True, metavar="NAME", help="Ignore this header; may be repeated."
     )
-    @click.option("--examples", default=5, show_default=True, help="How many of each kind to show.")
+    @click.option("--examples", default=5, show_default=True, help="How many findings of each kind to show.")
     @click.option("--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
     def audit(
         path: Path,

@@ -116,19 +116,19 @@ class AuditRun:
             case Kind.MISSING:
                 return f"record {clue.id} is not in Kafka"
             case Kind.DOUBLED:
-                return f"record {clue.id} is there once more"
+                return f"record {clue.id} is in Kafka once more"
             case Kind.REORDERED if clue.other_id is not None:
                 return f"record {clue.id} came after record {clue.other_id}, which was stashed later"
             case Kind.REORDERED if clue.other_place is not None:
                 _, partition, offset = self._found_at(clue.other_place)
                 return (
-                    f"record {clue.id} is in another partition than its key's record before it, "
-                    f"at partition {partition}, offset {offset}"
+                    f"record {clue.id} is in another partition than its key's previous record, "
+                    f"which is at partition {partition}, offset {offset}"
                 )
             case Kind.TORN:
-                return f"transaction {clue.transaction_id} lacks {clue.records} of its records; the first is {clue.id}"
+                return f"transaction {clue.transaction_id} lacks {clue.records} of its records, first record {clue.id}"
             case _:
-                return "nothing like it was stashed"
+                return "no such record was stashed"
 
     def _found_at(self, place: int) -> tuple[str, int, int]:
         slot, offset = slot_and_offset(place)

@@ -62,7 +62,7 @@ class StashedTable:
         self._statements = Statements(connection, outbox, table=name.beside(""), parked=self._parked)
         if name.text() == outbox.text():
             raise ConfigurationError(
-                f"{name} is the outbox itself, whose records all wait still. Name a table that keeps what was stashed"
+                f"{name} is the outbox itself, which keeps only what still waits. Name a table of what was stashed"
             )
 
     def _examined(self, name: OutboxName, remedy: str) -> Mapping[str, Column]:

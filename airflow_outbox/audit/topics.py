@@ -130,7 +130,7 @@ def _messages(consumer: Consumer, wanted: Sequence[Span], kafka: Mapping[str, An
         if messages:
             deadline = time.monotonic() + _PATIENCE
         elif time.monotonic() > deadline:
-            raise KafkaError(unreached(f"nothing has come for {_PATIENCE:.0f} s", kafka))
+            raise KafkaError(unreached(f"no data for {_PATIENCE:.0f} s", kafka))
         for message in messages:
             place = cast("str", message.topic()), message.partition() or 0
             span, error = open_spans.get(place), message.error()

@@ -16,27 +16,27 @@ from airflow_outbox.values.terminal import escaped
 
 @click.command("adopt")
 @config_file
-@click.option("--reason", required=True, help="Why; it is recorded.")
+@click.option("--reason", required=True, help="The reason, which is recorded.")
 @click.option(
     "--nothing-lost",
     is_flag=True,
     help="The database holds all that it ever acknowledged, as after a planned switch-over: purge what the ledger says "
-    "is published. Without it, such records are published once more.",
+    "is published. Without this option, such records are published again.",
 )
 @click.option(
     "--as-new-outbox",
     is_flag=True,
-    help="This database is a copy, and the original is still harvested: give the copy an outbox id of its own, and so "
-    "a ledger, a group and transactional ids of its own. Stop the copy's harvesters first.",
+    help="This database is a copy, and the original is still harvested: give the copy its own outbox id, and so its "
+    "own ledger, group and transactional ids. Stop the copy's harvesters first.",
 )
-@click.option("--yes", is_flag=True, help="Accept without being asked.")
+@click.option("--yes", is_flag=True, help="Accept without asking.")
 def adopt_command(path: Path, reason: str, nothing_lost: bool, as_new_outbox: bool, yes: bool) -> None:
     """Accept that database and ledger are not of one history, and let harvesting go on.
 
     To be run by the owner of the tables, who may write the sequence.
     """
     if as_new_outbox and nothing_lost:
-        raise click.UsageError("--nothing-lost is about the outbox's own ledger, which a new outbox does not have")
+        raise click.UsageError("give either --nothing-lost or --as-new-outbox: a new outbox has no ledger yet")
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         if as_new_outbox:
@@ -59,19 +59,19 @@ def _adopt(config: HarvestConfig, *, reason: str, nothing_lost: bool, yes: bool)
     if adoption is None:
         click.echo("nothing was adopted")
     else:
-        click.echo(f"adopted as incarnation {adoption.incarnation}; harvesting goes on within seconds")
+        click.echo(f"adopted as incarnation {adoption.incarnation}; harvesting continues within seconds")
 
 
 def _become_new(config: HarvestConfig, path: Path, *, reason: str, yes: bool) -> None:
     def accept(found: Copied) -> bool:
-        click.echo(f"- the outbox gets another id than {found.outbox_id}; tickets of that outbox are not its own")
-        click.echo(f"- {found.waiting} records wait in it and {found.parked} are parked: all count as unpublished")
+        click.echo(f"- the outbox gets a new id in place of {found.outbox_id}, and refuses tickets of that outbox")
+        click.echo(f"- {found.waiting} records wait in it, and {found.parked} are parked: all count as unpublished")
         click.echo(
-            f"- they will be published to {found.brokers}, where the original may publish them, too. Delete those that "
-            "are not to come twice before you start a harvester"
+            f"- they will be published to {found.brokers}, where the original may publish them, too. Before you "
+            "start a harvester, delete those that must not be published twice"
         )
         for name in found.named:
-            click.echo(f"- the configuration says {name}: the original must have another one")
+            click.echo(f"- the configuration sets {name}: the original must use another one")
         return yes or click.confirm("Make this database an outbox of its own?")
 
     done = make_new_outbox(config, reason=reason, accept=accept)
@@ -80,6 +80,6 @@ def _become_new(config: HarvestConfig, path: Path, *, reason: str, yes: bool) ->
         return
     outbox_id, names = done
     click.echo(
-        f"this is outbox {outbox_id} now. Run `airflow-outbox init -f {path}`, which makes the topics "
-        f"{names.leader_topic} and {names.ledger_topic}, and then start its harvesters"
+        f"this is outbox {outbox_id} now. Run `airflow-outbox init -f {path}`, which creates the topics "
+        f"{names.leader_topic} and {names.ledger_topic}. Then start its harvesters"
     )

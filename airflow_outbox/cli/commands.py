@@ -57,15 +57,25 @@ for operation in (
 @main.command()
 @config_file
 @click.option(
-    "--key-type", default="varchar(100)", show_default=True, help="Of a new table: varchar(n), text or bytea."
+    "--key-type",
+    default="varchar(100)",
+    show_default=True,
+    help="The keys' type in a new table: varchar(n), text or bytea.",
 )
 @click.option(
-    "--value-type", default="varchar(10000)", show_default=True, help="Of a new table: varchar(n), text or bytea."
+    "--value-type",
+    default="varchar(10000)",
+    show_default=True,
+    help="The values' type in a new table: varchar(n), text or bytea.",
 )
-@click.option("--header-type", default="text", show_default=True, help="Of a new table's header values: text or bytea.")
-@click.option("--transaction-id", is_flag=True, help="Add that column to a table of goharvest's, too.")
+@click.option(
+    "--header-type", default="text", show_default=True, help="The header values' type in a new table: text or bytea."
+)
+@click.option(
+    "--transaction-id", is_flag=True, help="Add the column transaction_id to a table that goharvest made, too."
+)
 def init(path: Path, key_type: str, value_type: str, header_type: str, transaction_id: bool) -> None:
-    """Make the outbox's tables and the topics of its own, or bring them up to date. What is there stays."""
+    """Create the outbox's tables and its own topics, or bring them up to date. Existing things stay as they are."""
     with clear_errors():
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
@@ -81,11 +91,11 @@ def init(path: Path, key_type: str, value_type: str, header_type: str, transacti
             cost = cost_of_transaction_id(connection, config.name)
             identity = OutboxTable(connection, config.name).identity()
         names = KafkaNames.of(config, identity.outbox_id)
-        done += [f"made topic {topic}" for topic in make_internal_topics(config, names)]
-        for line in done or [f"{config.name} was complete already"]:
+        done += [f"created topic {topic}" for topic in make_internal_topics(config, names)]
+        for line in done or [f"{config.name} was already complete"]:
             click.echo(line)
         if cost is not None:
-            click.echo(f"without the column transaction_id; `init --transaction-id` adds it by {cost}")
+            click.echo(f"the column transaction_id is missing; `init --transaction-id` adds it by {cost}")
 
 
 @main.command()
@@ -94,7 +104,7 @@ def init(path: Path, key_type: str, value_type: str, header_type: str, transacti
     "--acls",
     "acl_format",
     type=click.Choice(["table", "kafka-acls"]),
-    help="Instead, print what Kafka's ACLs must allow, as a table or as commands of that name.",
+    help="Only print what Kafka's ACLs must allow, as a table or as kafka-acls commands.",
 )
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="With --acls: a data topic; may be repeated.")
 def check(path: Path, acl_format: str | None, topics: tuple[str, ...]) -> None:

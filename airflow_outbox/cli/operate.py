@@ -19,7 +19,7 @@ _HANDOVER_PATIENCE = 30.0
 @click.command()
 @config_file
 def pause(path: Path) -> None:
-    """Let the leaders mark nothing more. What is in flight is finished; stashing goes on."""
+    """Let the leaders mark nothing more. Records in flight are finished; stashing goes on."""
     _ask_pause(path, paused=True)
 
 
@@ -40,7 +40,7 @@ def handover(path: Path, shard: int) -> None:
         with database(config) as connection:
             before = ask_handover(connection, config.name, shard=shard)
             if before.member is None:
-                raise OutboxError(f"nobody leads shard {shard}: start a harvester first")
+                raise OutboxError(f"nobody leads shard {shard}. Start a harvester first")
             deadline = time.monotonic() + _HANDOVER_PATIENCE
             while time.monotonic() < deadline:
                 now = read_status(connection, config.name).shards[shard]
@@ -48,20 +48,22 @@ def handover(path: Path, shard: int) -> None:
                     break
                 time.sleep(0.1)
             else:
-                raise OutboxError(f"{before.member} still leads shard {shard}, if it is alive: `status` tells")
+                raise OutboxError(
+                    f"no other member has taken over shard {shard} from {before.member}. See `airflow-outbox status`"
+                )
     if now.member == before.member:
-        raise OutboxError(f"{now.member} leads again: there is no other member")
+        raise OutboxError(f"{now.member} leads again, because there is no other member. Start another harvester first")
     click.echo(f"{now.member} leads shard {shard} instead of {before.member}")
 
 
 @click.command("pump")
 @config_file
-@click.option("--topic", required=True, help="Where the records go; it must be there.")
+@click.option("--topic", required=True, help="The records' topic; it must exist.")
 @click.option("--records", default=10_000, show_default=True, help="How many.")
-@click.option("--rate", type=float, help="Records a second; as fast as it goes unless given.")
-@click.option("--keys", default=1_000, show_default=True, help="Over how many keys.")
-@click.option("--size", default=100, show_default=True, help="Characters a value.")
-@click.option("--transaction", default=10, show_default=True, help="Records a transaction.")
+@click.option("--rate", type=float, help="Records per second; by default, as many as possible.")
+@click.option("--keys", default=1_000, show_default=True, help="The number of keys.")
+@click.option("--size", default=100, show_default=True, help="Characters per value.")
+@click.option("--transaction", default=10, show_default=True, help="Records per transaction.")
 @click.option("--rollbacks", default=0.0, show_default=True, help="The share of transactions that are rolled back.")
 def pump_command(path: Path, **load: object) -> None:
     """Generate load: stash records as an application would."""

@@ -28,10 +28,12 @@ Row = Mapping[str, Any]
 def _choosing(command: Command) -> Command:
     """Add the options that select records."""
     for option in (
-        click.option("--all", "everything", is_flag=True, help="All of them."),
-        click.option("--id", "ids", type=int, multiple=True, help="These, by id in the outbox; may be repeated."),
-        click.option("--key", help="Those of this key; in a BYTEA column, \\x and hexadecimal digits, or text."),
-        click.option("--topic", help="Those of this topic."),
+        click.option("--all", "everything", is_flag=True, help="All parked records."),
+        click.option(
+            "--id", "ids", type=int, multiple=True, help="The record with this id in the outbox; may be repeated."
+        ),
+        click.option("--key", help="Records of this key; in a BYTEA column, \\x and hexadecimal digits, or text."),
+        click.option("--topic", help="Records of this topic."),
     ):
         command = option(command)
     return command
@@ -40,7 +42,7 @@ def _choosing(command: Command) -> Command:
 def _showing(command: Command) -> Command:
     """Add the options for what is shown, and how much of it."""
     formats = click.Choice(["table", "json", "yaml"])
-    command = click.option("--limit", default=1000, show_default=True, help="At most so many records.")(command)
+    command = click.option("--limit", default=1000, show_default=True, help="Show at most this many records.")(command)
     return click.option("--output", type=formats, default="table", show_default=True)(command)
 
 
@@ -57,7 +59,7 @@ def parked() -> None:
 @config_file
 @_choosing
 @_showing
-@click.option("--discarded", is_flag=True, help="Those that were discarded, instead of those that wait.")
+@click.option("--discarded", is_flag=True, help="List discarded records instead of waiting ones.")
 def list_command(
     path: Path,
     topic: str | None,
@@ -105,14 +107,16 @@ def retry_command(path: Path, topic: str | None, key: str | None, ids: tuple[int
         config = HarvestConfig.from_yaml(path)
         with database(config) as connection:
             asked = _found(ParkedRequests(connection, config.name).ask("retry", choice), choice)
-    click.echo(f"asked to retry {asked} records: the leader does within seconds; `parked list` shows what is left")
+    click.echo(
+        f"asked the leader to retry {asked} records; it does so within seconds. `parked list` shows what is left"
+    )
 
 
 @parked.command("discard")
 @config_file
 @_choosing
-@click.option("--reason", help="Why; it is kept with the record.")
-@click.option("--purge", is_flag=True, help="Instead, empty records that were discarded before; the note of it stays.")
+@click.option("--reason", help="The reason, which is kept with the record.")
+@click.option("--purge", is_flag=True, help="Empty records that were discarded before; the note of it stays.")
 def discard_command(
     path: Path,
     topic: str | None,
@@ -132,21 +136,21 @@ def discard_command(
             requests = ParkedRequests(connection, config.name)
             count = requests.forget(choice) if purge else _found(requests.ask("discard", choice, reason=reason), choice)
     if purge:
-        click.echo(f"emptied {count} discarded records; who discarded them, when and why, is still there")
+        click.echo(f"emptied {count} discarded records; the notes of who discarded them, when and why stay")
     else:
-        click.echo(f"asked to discard {count} records: the leader does within seconds")
+        click.echo(f"asked the leader to discard {count} records; it does so within seconds")
 
 
 def _found(count: int, choice: Choice) -> int:
     """Return how many records were meant. It is an error if none of the named records was."""
     if not count and not choice.everything:
-        raise ConfigurationError("no parked record that waits is meant by that; `parked list` shows which do")
+        raise ConfigurationError("no waiting parked record matches. `airflow-outbox parked list` shows those that wait")
     return count
 
 
 def _cut(found: Sequence[Row], limit: int) -> Sequence[Row]:
     if len(found) > limit:
-        click.echo(f"only the first {limit} records; there are more: --limit says how many to show", err=True)
+        click.echo(f"only the first {limit} records are shown. Raise --limit to see more", err=True)
     return found[:limit]
 
 

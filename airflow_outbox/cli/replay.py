@@ -20,7 +20,7 @@ def _time(_context: click.Context, _parameter: click.Parameter, text: str | None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not an ISO 8601 time") from None
+        raise click.BadParameter(f"{text!r} is not an ISO 8601 time, such as 2026-01-31T12:00") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
@@ -34,13 +34,13 @@ def _time(_context: click.Context, _parameter: click.Parameter, text: str | None
     "--since", callback=_time, help="Published at this time (ISO 8601, UTC unless it says otherwise) or later."
 )
 @click.option("--until", callback=_time, help="Published before this time.")
-@click.option("--all", "everything", is_flag=True, help="All that is in the archive.")
-@click.option("--to", "to_topic", help="The topic to replay into; each record's own unless given.")
-@click.option("--id", "replay_id", help="The replay's id: goes on where one of this id was interrupted.")
-@click.option("--header", default=HEADER, show_default=True, help="The header that tells of the replay, by its id.")
-@click.option("--transaction", default=1_000, show_default=True, help="Records a transaction.")
+@click.option("--all", "everything", is_flag=True, help="All records in the archive.")
+@click.option("--to", "to_topic", help="The topic to replay into; by default, each record's own.")
+@click.option("--id", "replay_id", help="The replay's id. With the id of an interrupted replay, that one continues.")
+@click.option("--header", default=HEADER, show_default=True, help="The header that carries the replay's id.")
+@click.option("--transaction", default=1_000, show_default=True, help="Records per transaction.")
 @click.option("--dry-run", is_flag=True, help="Only count.")
-@click.option("--yes", is_flag=True, help="Do it without being asked.")
+@click.option("--yes", is_flag=True, help="Replay without asking.")
 def replay_command(
     path: Path,
     topic: str | None,
@@ -60,7 +60,7 @@ def replay_command(
     """Stash records of the archive again, so that they are published once more, each with a header that says so."""
     with clear_errors():
         if transaction < 1:
-            raise ConfigurationError("--transaction: a transaction has at least one record")
+            raise ConfigurationError("--transaction must be 1 or more")
         replay = Replay(
             replay_id=replay_id or uuid4().hex[:12],
             topic=topic,
@@ -80,9 +80,11 @@ def replay_command(
             for name, count in counts.items():
                 click.echo(f"{count} records of {name}{f' to {to_topic}' if to_topic else ''}")
             if not counts:
-                click.echo("no records in the archive fit")
+                click.echo("no records in the archive match")
             if dry_run or not counts or not (yes or click.confirm(f"Replay them, as {replay.replay_id}?")):
                 return
-            click.echo(f"the replay is {replay.replay_id}: if it is interrupted, go on with --id {replay.replay_id}")
+            click.echo(
+                f"the replay's id is {replay.replay_id}. If it is interrupted, continue with --id {replay.replay_id}"
+            )
             stashed = replayer.run(transaction_records=transaction, report=lambda _: None)
-    click.echo(f"{stashed} records are stashed again under the header {header}: {replay.replay_id}")
+    click.echo(f"{stashed} records are stashed again, with the header {header}: {replay.replay_id}")

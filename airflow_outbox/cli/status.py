@@ -53,7 +53,7 @@ def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.command()
 @config_file
 @click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--ticket", metavar="TICKET", help="Instead, say whether all of its transaction is published.")
+@click.option("--ticket", metavar="TICKET", help="Only say whether all of this ticket's transaction is published.")
 @click.option(
     "--fail-if-older-than",
     "oldest",
@@ -231,7 +231,7 @@ def _dead_rows(found: OutboxStatus) -> str:
         return said
     pid = f" with process id {holder.pid}" if holder.pid is not None else ""
     age = f", open for {in_words(holder.age)}" if holder.age is not None else ""
-    return f"{said}, and must keep those of late for the {holder.kind}{pid} ({holder.name}){age}"
+    return f"{said}; it must keep the latest ones for the {holder.kind}{pid} ({holder.name}){age}"
 
 
 def _leader(shard: ShardStatus, session_timeout: float) -> str:
@@ -240,9 +240,9 @@ def _leader(shard: ShardStatus, session_timeout: float) -> str:
     if shard.member is None:
         return "nobody"
     if shard.silent_for < 0:
-        return f"nobody; {shard.member} was last heard of before Postgres' clock was set back"
+        return f"nobody; {shard.member} was last heard from before Postgres' clock was set back"
     if shard.silent_for > session_timeout:
-        return f"nobody; {shard.member} was last heard of {in_words(shard.silent_for)} ago"
+        return f"nobody; {shard.member} was last heard from {in_words(shard.silent_for)} ago"
     return f"{shard.member}{' (paused)' if shard.paused else ''}"
 
 

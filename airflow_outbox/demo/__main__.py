@@ -14,18 +14,20 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--once", is_flag=True, help="Check all that arrives, end everything, and print the result as JSON.")
+@click.option(
+    "--once", is_flag=True, help="Check everything that arrives, stop all servers, and print the result as JSON."
+)
 @click.option(
     "--rows",
     type=click.IntRange(1, ALL_FLIGHTS),
-    help=f"Only so many flights, the first in the file; January's {JANUARY_FLIGHTS} otherwise, which are the first.",
+    help=f"Use only the first so many flights of the file. By default, January's {JANUARY_FLIGHTS}, which come first.",
 )
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
     default=_ROOT / ".dev" / "demo",
     show_default=".dev/demo",
-    help="For the servers' data and logs. It is emptied at the start.",
+    help="The folder for the servers' data and logs. It is emptied at the start.",
 )
 @click.pass_context
 def main(context: click.Context, *, once: bool, rows: int | None, folder: Path) -> None:
@@ -35,7 +37,7 @@ def main(context: click.Context, *, once: bool, rows: int | None, folder: Path) 
     """
     options = DemoOptions(once=once, rows=rows, folder=folder, dags=_ROOT / "dags", jars=_ROOT / ".dev" / "jars")
     if not options.dags.is_dir():
-        raise click.ClickException(f"there is no {options.dags}: run the demo from a checkout of the project")
+        raise click.ClickException(f"there is no {options.dags}. Run the demo from a checkout of the project")
     try:
         context.exit(run(options))
     except OutboxError as error:

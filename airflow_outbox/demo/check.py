@@ -111,7 +111,7 @@ def compare_tables(flights: Sequence[Flight], connection: psycopg.Connection[Any
         for row in cursor.execute("SELECT * FROM flights"):
             wanted = expected.pop(row["source_row"], None)
             if row != wanted:
-                problems.append(f"table flights has {row}, the input says {wanted}")
+                problems.append(f"table flights has {row}, but the input has {wanted}")
         problems += [f"table flights lacks row {row}" for row in expected]
 
         days: dict[tuple[Any, str], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -127,7 +127,7 @@ def compare_tables(flights: Sequence[Flight], connection: psycopg.Connection[Any
     for day in sorted(days.keys() | found.keys()):
         if days.get(day) != found.get(day):
             problems.append(
-                f"table daily_delays has {found.get(day)} for {day[0]} {day[1]}, the input says {days.get(day)}"
+                f"table daily_delays has {found.get(day)} for {day[0]} {day[1]}, but the input has {days.get(day)}"
             )
     return problems
 

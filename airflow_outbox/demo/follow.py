@@ -68,7 +68,7 @@ class Follower:
                 before, moved = progression, time.monotonic()
             elif time.monotonic() - moved > STALL_SECONDS:
                 waiting = [self._story(task) for task in self._told if task.state != "success"]
-                raise DemoError("\n".join([f"nothing has moved for {STALL_SECONDS:.0f} s", *waiting]))
+                raise DemoError("\n".join([f"no progress for {STALL_SECONDS:.0f} s", *waiting]))
             if self._is_time_to_ask():
                 for task in self._changed_tasks():
                     if task.has_failed:
@@ -89,7 +89,7 @@ class Follower:
     def progression(self) -> Progression:
         """How far it is now."""
         query = """SELECT (SELECT coalesce(sum(records), 0) FROM outbox_commits)::bigint,
-                          (SELECT coalesce(sum(published), 0) FROM outbox_leader)::bigint"""
+                          (SELECT coalesce(sum(published), 0) FROM outbox_shard)::bigint"""
         stashed, published = self._connection.execute(query).fetchall()[0]
         return Progression(stashed=stashed, published=published, seen=len(self._reader.delivered))
 

@@ -73,9 +73,9 @@ def run(options: DemoOptions) -> int:
     except Interrupted:
         return _INTERRUPTED_STATUS if options.once else 0
     if stashed != len(flights):
-        problems.append(f"{stashed} records were stashed, the input has {len(flights)} flights")
+        problems.append(f"{stashed} records were stashed, but the input has {len(flights)} flights")
     if checked != len(flights):
-        problems.append(f"the Dag {CHECK_DAG} found {checked} flights, the input has {len(flights)}")
+        problems.append(f"the Dag {CHECK_DAG} found {checked} flights, but the input has {len(flights)}")
     for problem in shown(problems):
         display.say(problem)
     print(result_line(verdict, stashed=stashed, checked=checked, seconds=time.monotonic() - started), flush=True)
@@ -117,7 +117,7 @@ def _start(servers: DemoServers, options: DemoOptions, display: Display) -> None
     display.say(f"Dag {HARVEST_DAG} is unpaused; Dag {FLIGHTS_DAG} is triggered and starts Spark; {CHECK_DAG} follows")
     if not options.once:
         display.say(f"look at it with: airflow-outbox check -f {servers.configuration}")
-        display.say("trigger other months in the UI; Ctrl-C ends everything")
+        display.say("trigger other months in the UI; Ctrl-C stops everything")
 
 
 @contextmanager

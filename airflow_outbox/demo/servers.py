@@ -42,10 +42,12 @@ def emptied(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DemoError(f"another demo runs in {folder}. End it first, or give this one another --folder") from None
+            raise DemoError(
+                f"another demo runs in {folder}. Stop it first, or give this one another --folder"
+            ) from None
         marker = folder / _MARKER
         if folder.exists() and any(folder.iterdir()) and not marker.exists():
-            raise DemoError(f"{folder} has files in it that are no demo's, and would be emptied. Give another --folder")
+            raise DemoError(f"{folder} has files that are not a demo's, and would be emptied. Give another --folder")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
         marker.touch()

@@ -41,7 +41,7 @@ def main() -> NoReturn:
     except Exception as error:
         with contextlib.suppress(OSError):  # nobody reads it
             traceback.print_exc()
-        events("error", error=f"a bug in airflow-outbox: {error!r}; the traceback is on stderr", retry_in=None)
+        events("error", error=f"a bug in airflow-outbox: {error!r}. The traceback is on stderr", retry_in=None)
         status = 1
     events.close(_PATIENCE)
     _end(status)

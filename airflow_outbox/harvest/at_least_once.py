@@ -34,7 +34,7 @@ from airflow_outbox.harvest.parking_events import report_discarded, report_parke
 from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
-from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term
+from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term, pause
 from airflow_outbox.values.fence import OperatorRequest
 from airflow_outbox.values.records import MarkedRecord
 
@@ -130,7 +130,7 @@ class RowMarksTerm(Term):
         aside = {*diversion.refused, *diversion.waiting}
         lanes = {(record.topic, record.key) for record in marked if record.id in aside}
         while any(map(self._in_flight.holds, lanes)) and not self._stopping.is_set():
-            await self._pause(self._limits.poll_interval, self._stopping)
+            await pause(self._limits.poll_interval, self._stopping)
         if self._stopping.is_set():
             return  # the next view marks them again
         async with self._parking:

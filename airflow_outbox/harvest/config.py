@@ -119,7 +119,7 @@ class HarvestConfig(Settings):
     leader_group_id: str | None = None
     """The consumer group of the election; by default `airflow-outbox.<outbox id>`."""
     delivery: DeliveryMode = "exactly_once"
-    """What consumers that read committed may count on."""
+    """The guarantee for consumers that read committed."""
     atomic: bool = False
     """Whether the records of a source transaction become visible together."""
     transaction_headers: TransactionHeaders = Field(default_factory=TransactionHeaders)
@@ -127,13 +127,13 @@ class HarvestConfig(Settings):
     wait_for_standbys: bool = True
     """Whether a record is published only when the synchronous standbys of Postgres have it, too."""
     purge: Literal["delete", "archive"] = "delete"
-    """What becomes of records that are published: they are deleted, or moved into `<outbox>_archive`."""
+    """Published records are deleted, or moved into `<outbox>_archive`."""
     archive_retention: Duration = 30 * 86400.0
     """How long the archive keeps them, by whole days."""
     ledger_topic: str | None = None
     """The topic of the ledger; by default `airflow-outbox.<outbox id>.ledger`."""
     transactional_id: str | None = None
-    """What Kafka knows the producers by, before the shard and a number, each after a dot; by default
+    """The beginning of the producers' transactional ids; the shard and a number follow, each after a dot. By default
     `airflow-outbox.<outbox id>`."""
     shards: int = Field(default=1, gt=0)
     """How many shards have leaders of their own. Only shard 0 harvests so far, and it harvests the whole outbox."""
@@ -174,7 +174,7 @@ class HarvestConfig(Settings):
         if self.atomic and self.delivery != "exactly_once":
             raise ValueError("atomic needs delivery: exactly_once")
         if self.atomic and self.shards > 1:
-            raise ValueError("atomic needs shards: 1, for a source transaction may touch every shard")
+            raise ValueError("atomic needs shards: 1, because a source transaction may touch every shard")
         return self
 
     @property

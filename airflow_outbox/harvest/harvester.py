@@ -222,7 +222,9 @@ class Harvester:
                 raise PostgresError("not followed yet")
 
         patience = self._limits.session_timeout
-        self._leave_for_a_while("handover was asked for", lambda: asyncio.wait_for(self._succeeds(followed), patience))
+        self._leave_for_a_while(
+            "a handover was requested", lambda: asyncio.wait_for(self._succeeds(followed), patience)
+        )
 
     def _leave_for_a_while(self, reason: str, coming_back: Callable[[], Awaitable[None]]) -> None:
         self._events("resigned", reason=reason)

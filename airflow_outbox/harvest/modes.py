@@ -21,12 +21,13 @@ from uuid import UUID
 
 from airflow_outbox.harvest.at_least_once import RowMarksTerm
 from airflow_outbox.harvest.config import DeliveryMode, Limits
-from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm, SettlingTerm
+from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.ports import Events, Log, LogFactory, Table, TransactionalLog, TransactionalLogFactory
 from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.parking import Caution
 from airflow_outbox.harvest.protocol.recovery import require_history
 from airflow_outbox.harvest.protocol.transaction_headers import StampNames
+from airflow_outbox.harvest.recovery import RecoveryTerm
 from airflow_outbox.harvest.term import Term
 from airflow_outbox.values.fence import Fence
 
@@ -80,9 +81,13 @@ class Modes:
                 if fence.delivery != "exactly_once" and await self._table.holds_marks():
                     async with self._opened(self._careful_log) as log:
                         yield self._row_marks(view, fence, published, log=log, draining=True)
+                recovery = self._recovery(view, fence, published, log=transactional_log, goes_on=True)
+                yield recovery
+                assert recovery.recovered is not None
                 yield ExactlyOnceTerm(
                     view=view,
-                    fence=fence,
+                    request=fence.request,
+                    recovered=recovery.recovered,
                     table=self._table,
                     log=transactional_log,
                     limits=self._limits,
@@ -90,7 +95,6 @@ class Modes:
                     caution=self._caution,
                     pace=self._pace,
                     report=self._report,
-                    own_views=self._own_views,
                     atomic=self._atomic,
                     stamp_names=self._stamp_names,
                 )
@@ -98,24 +102,29 @@ class Modes:
         witness = fence.witness
         if fence.delivery == "exactly_once":
             async with self._opened(self._new_transactional_log) as transactional_log:
-                settling = SettlingTerm(
-                    view=view,
-                    fence=fence,
-                    table=self._table,
-                    log=transactional_log,
-                    limits=self._limits,
-                    published=published,
-                    caution=self._caution,
-                    pace=self._pace,
-                    report=self._report,
-                    own_views=self._own_views,
-                )
-                yield settling
-                witness = settling.witness
+                recovery = self._recovery(view, fence, published, log=transactional_log, goes_on=False)
+                yield recovery
+                assert recovery.recovered is not None
+                witness = recovery.recovered.ledger.witness
         if fence.delivery != self.delivery:
             await self._table.begin(view, delivery=self.delivery, witness=witness)
         async with self._opened(self._careful_log) as log:
             yield self._row_marks(view, fence, published, log=log, draining=False)
+
+    def _recovery(
+        self, view: UUID, fence: Fence, published: Counter[str], *, log: TransactionalLog, goes_on: bool
+    ) -> RecoveryTerm:
+        return RecoveryTerm(
+            view=view,
+            fence=fence,
+            table=self._table,
+            log=log,
+            limits=self._limits,
+            published=published,
+            own_views=self._own_views,
+            atomic=self._atomic and goes_on,
+            goes_on=goes_on,
+        )
 
     def _row_marks(
         self, view: UUID, fence: Fence, published: Counter[str], *, log: Log, draining: bool

@@ -62,7 +62,7 @@ class Until:
         try:
             time = datetime.fromisoformat(text)
         except ValueError:
-            raise ConfigurationError(f"until: {text!r} is neither forever nor drained nor an ISO 8601 time") from None
+            raise ConfigurationError(f"until: {text!r} is not forever, drained or an ISO 8601 time") from None
         return cls(time=time if time.tzinfo else time.replace(tzinfo=UTC))
 
 
@@ -204,7 +204,7 @@ def _watch_tokens(config: HarvestConfig, complain: Callable[[str], None]) -> Non
 
     def failed(reason: str) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(complain, f"no new token for Kafka: {reason}. Check what oauth_cb gets it from")
+            loop.call_soon_threadsafe(complain, f"no new token for Kafka: {reason}. Check where oauth_cb gets it")
 
     if isinstance(source, TokenSource):
         source.on_failure = failed

@@ -30,6 +30,12 @@ SLOWEST_POLL = 0.1  # seconds; ten poll intervals, where that is longer
 _PROMPT_TIME = 0.025  # seconds after records have come in which more of the same stream are likely
 
 
+async def pause(seconds: float, ending: asyncio.Event) -> None:
+    """Wait so many seconds, or until `ending` is set."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ending.wait(), seconds)
+
+
 class Term(ABC):
     """Harvests under one view, as operators `request`. Adds purged records, by topic, to `published`."""
 
@@ -92,7 +98,7 @@ class Term(ABC):
 
     async def _idle(self, interval: float) -> float:
         """Wait this long before the next look for records. Return the wait after that, if it finds none."""
-        await self._pause(interval, self._stopping)
+        await pause(interval, self._stopping)
         if asyncio.get_running_loop().time() - self._came_at < _PROMPT_TIME:
             return self._limits.poll_interval
         return min(2 * interval, max(SLOWEST_POLL, 10 * self._limits.poll_interval))
@@ -105,7 +111,7 @@ class Term(ABC):
 
     async def _account(self) -> None:
         while True:
-            await self._pause(_ACCOUNTING_INTERVAL, self._finished)
+            await pause(_ACCOUNTING_INTERVAL, self._finished)
             finished = self._finished.is_set()
             pulse = await self._tell()
             if finished:
@@ -143,10 +149,5 @@ class Term(ABC):
 
     async def _watch(self) -> None:
         while not self._finished.is_set():
-            await self._pause(_WATCHING_INTERVAL, self._finished)
+            await pause(_WATCHING_INTERVAL, self._finished)
             await self._table.require_fence(self.view)
-
-    @staticmethod
-    async def _pause(seconds: float, ending: asyncio.Event) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), seconds)

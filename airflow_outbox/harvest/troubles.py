@@ -1,14 +1,15 @@
-"""What this member can't do now, told to operators through Postgres.
+"""A member tells operators through Postgres that it can't do something now.
 
 A leader writes why its term has failed into the fence row. Everything else is told here, in the member's own row, which
 needs no fence and holds nobody up:
 
 - Kafka gives no answer, or refuses the login, or lacks the outbox's own topics;
 - a take-over has failed, so that there is no view under which the fence row could be written;
-- a quota of Kafka's holds the producers back.
+- a Kafka quota throttles the producers.
 
 The first is asked for all the time, whoever leads. The others are heard in the engine's events. A row is written when
-something changes, and every few seconds while it lasts; it goes when the trouble is over, or the member ends in order.
+something changes, and every few seconds while it lasts. It goes when the trouble is over, or when the member ends
+gracefully.
 """
 
 from __future__ import annotations
@@ -48,10 +49,8 @@ class StandingTroubles:
     def __call__(self, event: str, /, **fields: object) -> None:
         self._events(event, **fields)
         if event == "throttled":
-            text = (
-                f"a quota of Kafka's holds client id {fields['client_id']} back. Raise its producer_byte_rate, or send "
-                "less"
-            )
+            client_id = fields["client_id"]
+            text = f"a Kafka quota throttles client id {client_id}. Raise its producer_byte_rate, or send less"
             self.found(TroubleKind.QUOTA, text, lasts=_QUOTA_LASTS)
         elif event == "error" and fields.get("retry_in") is not None:
             if not self._leads:
@@ -110,7 +109,7 @@ class TroubleTeller:
         self._told = worst
 
     async def close(self) -> None:
-        """Remove the row, since this member ends in order, unless Postgres takes too long."""
+        """Remove the row, since this member ends gracefully, unless Postgres takes too long."""
         if self._may_have_a_row:
             with contextlib.suppress(OutboxError, TimeoutError):
                 await asyncio.wait_for(self.tell(None), _CLOSING_TIME)

@@ -58,9 +58,9 @@ def check_settings(settings: Mapping[str, Any], *, outbox: str = "outbox") -> No
         for name in given if isinstance(given, Mapping) else ():
             if name not in FROM_DAGS:
                 raise ConfigurationError(
-                    f"settings: {group}.{name} is not for a Dag to set: only tuning is, for other settings run code, "
-                    "tell secrets or send records elsewhere. Put it into the Kafka connection, or leave it out. A Dag "
-                    f"may set {', '.join(sorted(FROM_DAGS))}"
+                    f"settings: a Dag may not set {group}.{name}, because settings other than tuning could run code, "
+                    "reveal secrets or send records elsewhere. Put it into the Kafka connection, or leave it out. A "
+                    f"Dag may set {', '.join(sorted(FROM_DAGS))}"
                 )
     known = {"data_source": "", "outbox_table": outbox, "kafka": {"bootstrap.servers": "by the connection"}}
     HarvestConfig.validated({**known, **settings}, source="settings")
@@ -162,7 +162,7 @@ class OutboxHook(PostgresHook):
         with self.transaction() as connection:
             ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
         if ticket is None:
-            raise JobError(f'nothing is committed under {app_id}, version {version}. Write by format("outbox") first')
+            raise JobError(f'nothing is committed under {app_id}, version {version}. Write with format("outbox") first')
         return ticket
 
     def data_source(self) -> str:
@@ -200,8 +200,8 @@ class OutboxHook(PostgresHook):
         for name, value in settings.items():
             if callable(value):
                 raise ConfigurationError(
-                    f"connection {self.kafka_conn_id}: {name} is a Python function, which a process can't be given. "
-                    "Leave it out"
+                    f"connection {self.kafka_conn_id}: {name} is a Python function, which can't be passed to a "
+                    "process. Leave it out"
                 )
             if _SECRET_SETTING.search(name):
                 mask_secret(str(value))
@@ -233,8 +233,8 @@ class OutboxHook(PostgresHook):
         check_settings(settings, outbox=self.outbox)
         if self.get_connection(self.postgres_conn_id).extra_dejson.get("iam"):
             raise ConfigurationError(
-                f"connection {self.postgres_conn_id}: iam makes passwords that expire within minutes, and a harvest "
-                "goes on for longer. Use a connection with a password or a certificate for harvesting"
+                f"connection {self.postgres_conn_id}: iam creates passwords that expire within minutes, but a harvest "
+                "runs longer. For harvesting, use a connection with a password or a certificate"
             )
         config = {
             "data_source": self.data_source(),
@@ -257,7 +257,7 @@ class OutboxHook(PostgresHook):
             leader_partitions(config, KafkaNames.of(config, identity.outbox_id))
         except OutboxError as error:
             return False, str(error)
-        return True, f"outbox {self.outbox} ({identity.outbox_id}) and Kafka are reached"
+        return True, f"outbox {self.outbox} ({identity.outbox_id}) and Kafka were reached"
 
 
 class _KafkaSettings(KafkaBaseHook):

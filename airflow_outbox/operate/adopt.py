@@ -43,7 +43,7 @@ from airflow_outbox.harvest.protocol.recovery import differences_of_databases
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.parked import ParkedTable
-from airflow_outbox.postgres.statements import Statements
+from airflow_outbox.postgres.statements import Statements, composed
 from airflow_outbox.postgres.table import SHARD, OutboxTable
 
 
@@ -64,7 +64,7 @@ def adopt(
     Raises ConfigurationError, HistoryError when there is no ledger topic, KafkaError, PostgresError.
     """
     if config.delivery != "exactly_once":
-        raise ConfigurationError("delivery is not exactly_once: without a ledger there is nothing to adopt")
+        raise ConfigurationError("delivery is not exactly_once, so there is no ledger and nothing to adopt")
     with closing(_table(config)) as table:
         # One transaction, which holds the fence row to its end: a harvester that tries again meanwhile waits.
         with translated(config.name), table.connection.transaction() as adopting:
@@ -104,8 +104,8 @@ def _adopt(
         return None
     if reader.read_all([], stable=True).head != ledger.head:  # no harvester of this database can have done that
         raise ConfigurationError(
-            "another database is harvested with the same ledger: it has published meanwhile. If this database is a "
-            "copy, run `airflow-outbox adopt --as-new-outbox`; otherwise stop the other's harvesters first"
+            "another database is harvested with the same ledger: it has just published. If this database is a copy, "
+            "run `airflow-outbox adopt --as-new-outbox`. Otherwise stop the other database's harvesters first"
         )
     for entry in plan.unpurged if nothing_lost else plan.certain:
         _complete(table, view, entry)
@@ -128,14 +128,15 @@ def _record(table: OutboxTable, view: UUID, plan: Adopting, *, reason: str) -> i
     """Make the present history the outbox's own; return the new incarnation. It is above the last one in the ledger:
     the database may have been restored to before an earlier adoption.
     """
-    statements = Statements(table.connection, table.name)
+    statements = Statements(table.connection, table.name, present=composed("fence.present"))
 
     def execute(statement: str, **values: object) -> Any:
         return statements.execute(f"adopt.{statement}", {"shard": SHARD, "outbox": table.name.text(), **values})
 
-    incarnation, highest_id = execute(
-        "adopt", view=view, last_incarnation=plan.last_incarnation, **asdict(plan.witness)
-    ).fetchone()
+    execute("lock_shards")
+    (highest_id,) = execute("adopt_shard", view=view, **asdict(plan.witness)).fetchone()
+    (incarnation,) = execute("adopt", last_incarnation=plan.last_incarnation).fetchone()
+    execute("copy_to_shards")
     execute("adopt_transactions")
     execute("adopt_sequence", highest_id=highest_id)
     execute("note_adoption", incarnation=incarnation, differences="; ".join(plan.differences), reason=reason)

@@ -43,19 +43,19 @@ def examine_client(version: str) -> Iterator[Finding]:
         newest = ".".join(map(str, _NEWEST_TESTED))
         yield Finding(
             Severity.UNCHECKED,
-            f"librdkafka {version}: the defence against late requests was tested up to {newest}. "
-            f"Install a confluent-kafka of {newest}, or a newer airflow-outbox",
+            f"librdkafka {version}: the defence against late requests was tested only up to {newest}. "
+            f"Install confluent-kafka {newest}, or a newer airflow-outbox",
         )
 
 
 def examine_version(newest: int | None) -> Iterator[Finding]:
     """Findings for `newest`, the newest version of AddPartitionsToTxn that every broker knows; None: not known."""
     if newest is None:
-        yield Finding(Severity.UNCHECKED, "the brokers' version: the client does not tell. Use Kafka 3.6 or newer")
+        yield Finding(Severity.UNCHECKED, "the brokers' version: the client does not report it. Use Kafka 3.6 or newer")
     elif newest < _VERIFYING:
         yield Finding(
             Severity.DANGEROUS,
-            "a broker is older than Kafka 3.6 and does not verify transactions: a request that comes late can open one "
+            "a broker is older than Kafka 3.6 and does not verify transactions: a late request can open one "
             "that holds readers back until it times out. Upgrade the brokers",
         )
 
@@ -82,23 +82,23 @@ def examine_settings(
         yield Finding(
             Severity.MISSING,
             f"broker {broker} has {_MAX_TIMEOUT}={longest} and refuses limits.transaction_timeout, {timeout:g} s. "
-            f"Set it to {int(longest) / 1000:g} or less",
+            f"Set limits.transaction_timeout to {int(longest) / 1000:g} or less",
         )
     if values.get(_VERIFICATION) == "false":
         yield Finding(
             Severity.DANGEROUS,
-            f"broker {broker} has {_VERIFICATION}=false: a request that comes late can open a transaction that holds "
+            f"broker {broker} has {_VERIFICATION}=false: a late request can open a transaction that holds "
             "readers back until it times out. Set it to true",
         )
     if values.get(_REPLICAS) == "1":
         yield Finding(
             Severity.DANGEROUS,
-            f"broker {broker} has {_REPLICAS}=1: with one broker the state of all transactions is lost. "
+            f"broker {broker} has {_REPLICAS}=1: losing that broker loses the state of all transactions. "
             "Give __transaction_state three replicas",
         )
     if values.get(_MIN_ISR) == "1":
         yield Finding(
             Severity.DANGEROUS,
-            f"broker {broker} has {_MIN_ISR}=1: what one broker has acknowledged of a transaction can be lost with it. "
+            f"broker {broker} has {_MIN_ISR}=1: losing one broker can lose acknowledged state of transactions. "
             "Set it to 2",
         )

@@ -31,6 +31,7 @@ from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
+_HOMES = ("state", "shard", "ledger")
 _TOPICS_LOOKED_AT = 1000
 _TOPICS_NAMED = 3
 _FITTING_TYPES = {
@@ -84,14 +85,14 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     missing, dangerous = Severity.MISSING, Severity.DANGEROUS
     if connection.info.server_version < _OLDEST_SERVER:
         yield Finding(
-            missing, f"the server is PostgreSQL {connection.info.server_version // 10000}; 13 is the oldest that works"
+            missing, f"the server is PostgreSQL {connection.info.server_version // 10000}. Upgrade it to 13 or newer"
         )
         return
     if _ask(connection, "connection.backend_pid", name) != connection.info.backend_pid:
         yield Finding(
             dangerous,
             "the connection goes through a pooler (PgBouncer?), which in transaction mode loses session settings. "
-            "Give the harvester a direct one",
+            "Give the harvester a direct connection",
         )
     columns = read_columns(connection, name)
     if not columns:
@@ -103,7 +104,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     except OutboxError as error:
         yield Finding(missing, str(error))
         return
-    for table, allowed in zip(("", "leader"), _ask_all(connection, "check.harvest_privileges", name), strict=True):
+    for table, allowed in zip(("", *_HOMES), _ask_all(connection, "check.harvest_privileges", name), strict=True):
         if not allowed:
             role = connection.info.user
             yield Finding(
@@ -111,18 +112,18 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
                 f"role {role} may not harvest from {name.text(table)}. Run `airflow-outbox grant --harvest {role}`",
             )
     for problem in problems(connection, name):
-        yield Finding(missing, f"{problem}. Harvesting from it is not safe: correct that as its owner, or drop it")
+        yield Finding(missing, f"{problem}. Harvesting from it is not safe. Correct that as its owner, or drop it")
     if "transaction_id" in columns and not is_guarded(connection, name):
         yield Finding(
             dangerous,
             f"the trigger of {name} that gives loaded rows the id of the transaction that loads them is missing, or is "
-            "not always on: rows that are restored or copied into it may wait until another member leads. "
+            "not ENABLE ALWAYS: rows that are restored or copied into it may wait until another member leads. "
             "Run `airflow-outbox init`",
         )
     if _ask(connection, "check.encoding", name) == "SQL_ASCII":
         yield Finding(
             dangerous,
-            "the database's encoding is SQL_ASCII, so Postgres takes text that is not UTF-8, and such a record can't "
+            "the database's encoding is SQL_ASCII: Postgres accepts text that is not UTF-8, and such a record can't "
             "be published. Use a database with the encoding UTF8",
         )
     if (cache := _ask(connection, "check.sequence_cache", name)) and cache > 1:
@@ -137,8 +138,8 @@ def _examine_standbys(connection: psycopg.Connection[Any], name: OutboxName) -> 
     if standbys := _ask(connection, "check.synchronous_standbys", name):
         yield Finding(
             Severity.DANGEROUS,
-            f"synchronous_standby_names is {standbys}, and wait_for_standbys is off: what a fail-over loses may be in "
-            "Kafka already. Leave wait_for_standbys on",
+            f"synchronous_standby_names is {standbys}, and wait_for_standbys is off: records that a fail-over loses "
+            "may be in Kafka already. Turn wait_for_standbys on",
         )
 
 
@@ -150,13 +151,13 @@ def _examine_archive(connection: psycopg.Connection[Any], config: HarvestConfig)
     if datetime.now(UTC).date() + timedelta(days=1) not in archive.days():
         yield Finding(
             Severity.DANGEROUS,
-            f"{config.name.text('archive')} has no partition for tomorrow. Leaders that own it make them; for others, "
-            "run `airflow-outbox init` as its owner at least once a week",
+            f"{config.name.text('archive')} has no partition for tomorrow. A leader that owns the archive creates one; "
+            "otherwise run `airflow-outbox init` as its owner at least once a week",
         )
     if archive.default_records():
         yield Finding(
             Severity.DANGEROUS,
-            f"records stand in {config.name.text('archive_default')}, which is deleted from row by row. "
+            f"records are in {config.name.text('archive_default')}, from which they are deleted row by row. "
             "Run `airflow-outbox init` as its owner at least once a week",
         )
 
@@ -167,21 +168,25 @@ def _examine_parked(connection: psycopg.Connection[Any], name: OutboxName) -> It
         named = ", ".join(topics) + (", ..." if len(topics) == _TOPICS_NAMED else "")
         yield Finding(
             Severity.DANGEROUS,
-            f"{count} records could not be published and are parked, of the topics {named}. Later records of their "
+            f"{count} records of the topics {named} could not be published and are parked. Later records of their "
             "topics and keys wait behind them. `airflow-outbox parked list` shows why",
         )
 
 
 def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iterator[Finding]:
     for column in sorted(GOHARVEST_COLUMNS - set(columns)):
-        yield Finding(Severity.MISSING, f"{name} has no column {column}: is it an outbox?")
+        yield Finding(Severity.MISSING, f"{name} has no column {column}, so it is not an outbox. Correct outbox_table")
     for column, types in _FITTING_TYPES.items():
         if column in columns and columns[column].type not in types:
             yield Finding(
                 Severity.MISSING, f"{name}.{column} is {columns[column].type}; it must be {' or '.join(types)}"
             )
     if "transaction_id" not in columns:
-        yield Finding(Severity.DANGEROUS, f"{name} has no column transaction_id: a ticket can't be looked up in it")
+        yield Finding(
+            Severity.DANGEROUS,
+            f"{name} has no column transaction_id: a ticket can't be looked up in it. "
+            "`airflow-outbox init --transaction-id` adds it",
+        )
 
 
 def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[str]) -> Iterator[Finding]:
@@ -203,7 +208,9 @@ def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[s
         if isinstance(answer, BrokerError):
             yield from _examine_missing_topic(config, topic, answer, awaited=topic in pending)
         elif min((len(partition.replicas) for partition in answer.partitions), default=0) < 2:
-            yield Finding(Severity.DANGEROUS, f"topic {topic} has one replica: what one broker loses is lost")
+            yield Finding(
+                Severity.DANGEROUS, f"topic {topic} has one replica: losing that broker loses its records. Give it more"
+            )
     there = sorted(topic for topic, answer in topics.items() if not isinstance(answer, BrokerError))
     for topic, settings in cluster.topic_settings(there).items():
         yield from _examine_topic_settings(topic, settings, is_ledger=topic == names.ledger_topic)
@@ -215,7 +222,7 @@ def _examine_missing_topic(
     if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
         return  # the list of permissions has said it
     if awaited and error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-        yield Finding(Severity.MISSING, f"records wait for topic {topic}, which is not there. Create it")
+        yield Finding(Severity.MISSING, f"records wait for topic {topic}, which does not exist. Create it")
     else:
         yield Finding(Severity.MISSING, unusable(topic, error, config))
 
@@ -231,17 +238,19 @@ def _examine_topic_settings(topic: str, settings: Any, *, is_ledger: bool) -> It
     if values.get("min.insync.replicas") == "1":
         yield Finding(
             Severity.DANGEROUS,
-            f"topic {topic} has min.insync.replicas=1: acknowledged records can be lost with one broker",
+            f"topic {topic} has min.insync.replicas=1: losing one broker can lose acknowledged records. Set it to 2",
         )
     if is_ledger and values.get("cleanup.policy") != "compact":
         yield Finding(
             Severity.DANGEROUS,
-            f"topic {topic}, the ledger, has cleanup.policy={values.get('cleanup.policy')}: what tells a successor "
-            "which records are published is deleted after a while. Set it to compact",
+            f"topic {topic}, the ledger, has cleanup.policy={values.get('cleanup.policy')}: Kafka deletes after a "
+            "while what tells the next leader which records are published. Set it to compact",
         )
     if values.get("unclean.leader.election.enable") == "true":
         yield Finding(
-            Severity.DANGEROUS, f"topic {topic} allows unclean leader election: acknowledged records can be lost"
+            Severity.DANGEROUS,
+            f"topic {topic} allows unclean leader election: acknowledged records can be lost. "
+            "Set unclean.leader.election.enable to false",
         )
 
 
@@ -255,5 +264,5 @@ def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) 
 
 
 def _ask_all(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> tuple[Any, ...]:
-    values = {"outbox": name.text(), "leader": name.text("leader")}
+    values = {"outbox": name.text(), **{table: name.text(table) for table in _HOMES}}
     return cast("tuple[Any, ...]", Statements(connection, name).row(statement, values) or (None,))

@@ -70,7 +70,7 @@ def _found(table: OutboxTable, config: HarvestConfig) -> Copied:
     if running is not None:
         member, silent = running
         raise ConfigurationError(
-            f"{table.name} is harvested: {member} was heard of {silent:.0f} s ago. Stop all harvesters of this "
+            f"{table.name} is harvested: {member} was last heard from {silent:.0f} s ago. Stop all harvesters of this "
             f"database. If {member} belongs to the original, and was copied with it, try again in {_SILENCE:.0f} s"
         )
     recorded, topic_id, waiting, parked = _execute(table, "copied").fetchone()
@@ -87,13 +87,16 @@ def _found(table: OutboxTable, config: HarvestConfig) -> Copied:
 
 def _shared(setting: str, value: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{setting} {value} is the original's, and two outboxes can't share it. Leave it out of this copy's "
-        "configuration, or name another"
+        f"{setting} {value} belongs to the original, and two outboxes can't share it. Remove it from this copy's "
+        "configuration, or choose another"
     )
 
 
 def _record(table: OutboxTable, found: Copied, *, reason: str) -> UUID:
-    outbox_id, incarnation, highest_id = _execute(table, "become_new_outbox").fetchone()
+    _execute(table, "lock_shards")
+    (highest_id,) = _execute(table, "forget_shard").fetchone()
+    outbox_id, incarnation = _execute(table, "become_new_outbox").fetchone()
+    _execute(table, "copy_to_shards")
     _execute(table, "adopt_transactions")
     _execute(table, "adopt_sequence", highest_id=highest_id)
     difference = f"a copy of outbox {found.outbox_id} became outbox {outbox_id}"

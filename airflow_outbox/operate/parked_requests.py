@@ -37,7 +37,7 @@ class Choice:
     def __post_init__(self) -> None:
         named = self.topic is not None or self.key is not None or bool(self.ids)
         if named == self.everything:
-            raise ConfigurationError("say which records are meant: by topic, key or id, or all of them")
+            raise ConfigurationError("select the records either by topic, key or id, or all of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def key_value(text: str, columns: Mapping[str, Column]) -> str | bytes:
     try:
         return bytes.fromhex(text.removeprefix(_HEX))
     except ValueError:
-        raise ConfigurationError(f"the key {text!r} is not \\x and hexadecimal digits") from None
+        raise ConfigurationError(f"the key {text!r} is not \\x followed by pairs of hexadecimal digits") from None
 
 
 def shown(value: Any) -> Any:

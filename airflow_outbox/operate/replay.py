@@ -55,10 +55,10 @@ class Replay:
     def __post_init__(self) -> None:
         given = (self.topic, self.key, self.from_id, self.to_id, self.since, self.until)
         if any(value is not None for value in given) == self.everything:
-            raise ConfigurationError("say which records are meant: by topic, key, ids or time, or all of them")
+            raise ConfigurationError("select the records either by topic, key, ids or time, or all of them")
         if not _ID.fullmatch(self.replay_id):
             raise ConfigurationError(
-                f"{self.replay_id!r} is no id for a replay: up to 100 of letters, digits, . _ and -"
+                f"{self.replay_id!r} is not an id for a replay. Give up to 100 letters, digits, '.', '_' and '-'"
             )
         if not self.header:
             raise ConfigurationError("the header that marks the records needs a name")
@@ -122,7 +122,7 @@ class Replayer:
             begun = dict(self._execute("replay_begun", prefix=self._prefix).fetchall())
             if begun and bound not in begun:
                 raise ConfigurationError(
-                    f"a replay {self._replay.replay_id} was begun with other choices. Give the same ones, or another id"
+                    f"replay {self._replay.replay_id} was started with other options. Give the same, or another id"
                 )
             if bound not in begun:
                 row = self._execute("replay_newest").fetchone()

@@ -38,7 +38,7 @@ class ShardStatus:
     last_error_at: datetime | None
 
     def leads(self, session_timeout: float) -> bool:
-        """Whether somebody leads the shard, who was heard of within the session timeout."""
+        """Whether somebody leads the shard, and was heard from within the session timeout."""
         return self.member is not None and self.silent_for is not None and 0 <= self.silent_for <= session_timeout
 
 

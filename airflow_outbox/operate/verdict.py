@@ -47,7 +47,7 @@ def read_facts(connection: psycopg.Connection[Any], name: OutboxName) -> Facts:
         facts = cursor.execute(statements.composed("verdict.facts"), {"shard": SHARD}).fetchone()
         troubles = cursor.execute(statements.composed("verdict.troubles")).fetchall()
     if facts is None:
-        raise OutboxMissingError(f"{name.text('leader')} is empty. Run `airflow-outbox init`")
+        raise OutboxMissingError(f"{name.text('shard')} or {name.text('state')} is empty. Run `airflow-outbox init`")
     return Facts(
         **facts,
         backlog=backlog,

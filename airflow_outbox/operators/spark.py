@@ -24,6 +24,7 @@ except ImportError as error:
     ) from error
 
 from airflow_outbox.errors import ConfigurationError, JobError
+from airflow_outbox.hooks import lineage
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.postgres.names import OutboxName
@@ -37,6 +38,7 @@ from airflow_outbox.values.records import Ticket
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 
 class OutboxSparkSubmitOperator(SparkSubmitOperator):
@@ -127,10 +129,17 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
             ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
         if ticket is None:
             raise JobError(
-                f"the job ended well but committed nothing under {app_id}, version {version}. Let it call "
-                'register(spark) and write by format("outbox"); for one that writes streams, say is_stream=True'
+                f"the job succeeded but committed nothing under {app_id}, version {version}. Let it call "
+                'register(spark) and write with format("outbox"). If it writes streams, set is_stream=True'
             )
         return ticket
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
+        """The outbox's table. The job's own tables and files are known to the job alone; `inlets` and `outlets` can
+        name them. Raises PostgresError, OutboxMissingError.
+        """
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        return lineage.lineage_of(self, outputs=[lineage.TableLocation.find(hook).dataset])
 
     def on_kill(self) -> None:
         """End the job: all processes of the driver and, on a cluster, whatever the base class ends."""
@@ -146,8 +155,8 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         submission, properties = hook._connection, hook._conf
         if submission["deploy_mode"] == "cluster" and self._driver_runs_here:
             raise ConfigurationError(
-                "deploy mode cluster: the driver runs elsewhere and can't read this machine's files. Give it the data "
-                "source in a file of its own, a mounted secret for instance, and its path in conf, as "
+                "deploy mode cluster: the driver runs elsewhere and can't read this machine's files. Put the data "
+                "source into a file that the driver can read, such as a mounted secret, and its path into conf, as "
                 f"{settings.DATA_SOURCE_FILE}"
             )
         submission["spark_binary"] = _spark_submit(submission["spark_binary"])

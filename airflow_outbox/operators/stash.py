@@ -11,6 +11,7 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.pq import TransactionStatus
 
 from airflow_outbox.errors import InvalidRecordError, PostgresError
+from airflow_outbox.hooks import lineage
 from airflow_outbox.hooks.commits import commit_id, earlier_ticket
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.postgres.errors import translated
@@ -21,6 +22,7 @@ from airflow_outbox.values.records import OutboxRecord
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 _FIELDS = ("topic", "key", "value", "headers", "partition")
 _REQUIRED = ("topic", "key")
@@ -38,11 +40,22 @@ class OutboxStashOperator(BaseOperator):
     and returns the earlier ticket. For a deliberate repeat give another `version`, a whole number. The role needs what
     `airflow-outbox grant --job` gives.
 
+    `kafka_conn_id` is the connection of the harvest, for lineage alone: with it, OpenLineage is told the records'
+    topics, too.
+
     Raises InvalidRecordError, which names record and field, before anything is written; PostgresError,
     OutboxMissingError.
     """
 
-    template_fields: Sequence[str] = ("records", "sql", "parameters", "version", "outbox", "postgres_conn_id")
+    template_fields: Sequence[str] = (
+        "records",
+        "sql",
+        "parameters",
+        "version",
+        "outbox",
+        "postgres_conn_id",
+        "kafka_conn_id",
+    )
     template_fields_renderers: ClassVar[dict[str, str]] = {"records": "json", "sql": "sql", "parameters": "json"}
     ui_color = "#dcfce7"
 
@@ -55,6 +68,7 @@ class OutboxStashOperator(BaseOperator):
         version: int | str = 0,
         outbox: str = "outbox",
         postgres_conn_id: str = PostgresHook.default_conn_name,
+        kafka_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -64,6 +78,7 @@ class OutboxStashOperator(BaseOperator):
         self.version = version
         self.outbox = outbox
         self.postgres_conn_id = postgres_conn_id
+        self.kafka_conn_id = kafka_conn_id
 
     def execute(self, context: Context) -> str:
         """Stash, unless an earlier try has done it. Returns the ticket as text."""
@@ -83,10 +98,24 @@ class OutboxStashOperator(BaseOperator):
             entry = {"app_id": app_id, "version": version, "records": len(records)}
             if Statements(connection, name).row("stash.commit_once", entry) is None:
                 raise PostgresError(
-                    "another try of this task has committed meanwhile; this one wrote nothing. Clear it"
+                    "another try of this task has committed meanwhile; this one wrote nothing. Clear the task"
                 )
         self.log.info("%d records stashed into %s; ticket %s", len(records), name, ticket)
         return str(ticket)
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
+        """The outbox's table and the topics of the records, and what `sql` reads and writes.
+
+        Raises PostgresError, OutboxMissingError, ConfigurationError, InvalidRecordError.
+        """
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        table = lineage.TableLocation.find(hook)
+        read, written = table.touched_by(self.sql or "")
+        outputs = [table.dataset, *written]
+        if self.kafka_conn_id:
+            topics = {record.topic for record in read_records(self.records)}
+            outputs += lineage.topic_datasets(self.kafka_conn_id, topics)
+        return lineage.lineage_of(self, inputs=read, outputs=outputs)
 
 
 def read_records(given: object) -> list[OutboxRecord]:
@@ -103,7 +132,9 @@ def _read(place: int, given: object) -> OutboxRecord:
         raise InvalidRecordError(record=place, field="record", problem=f"must be a mapping, not {type(given).__name__}")
     for field in given:
         if field not in _FIELDS:
-            raise InvalidRecordError(record=place, field=str(field), problem=f"unknown; there are {', '.join(_FIELDS)}")
+            raise InvalidRecordError(
+                record=place, field=str(field), problem=f"unknown; the fields are {', '.join(_FIELDS)}"
+            )
     for field in _REQUIRED:
         if field not in given:
             raise InvalidRecordError(record=place, field=field, problem="is missing")
@@ -121,4 +152,4 @@ def _run_sql(connection: psycopg.Connection[Any], statement: str, parameters: An
         reason = " ".join(str(error).split())
         raise PostgresError(f"sql: {reason}; nothing was written. Correct the statement") from error
     if connection.info.transaction_status != TransactionStatus.INTRANS:
-        raise PostgresError("sql has ended the transaction, and no record was stashed. Leave COMMIT and ROLLBACK out")
+        raise PostgresError("sql ended the transaction, so no record was stashed. Leave COMMIT and ROLLBACK out")

@@ -49,13 +49,13 @@ class Archive:
         """
         if len(self._name.table.encode()) > _LONGEST_NAME:
             raise InvalidNameError(
-                f"{self._name.table!r} is too long for an archive: at most {_LONGEST_NAME} bytes, so that the names of "
-                "its partitions fit. Leave `purge: archive` out, or name the outbox anew"
+                f"{self._name.table!r} is too long for an archive: at most {_LONGEST_NAME} bytes leave room for the "
+                "names of its partitions. Leave `purge: archive` out, or give the outbox a shorter name"
             )
         if self.exists:
             return []
         self._statements.execute("archive.make")
-        return [f"made {self._name.text('archive')}"]
+        return [f"created {self._name.text('archive')}"]
 
     def now(self) -> datetime:
         """Return the server's time, by which records are archived: other clocks may be wrong."""
@@ -74,7 +74,7 @@ class Archive:
             today = now.astimezone(UTC).date()
             for day in (today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)):
                 if day not in there and self._add(day):
-                    done.append(f"made {self._partition_name(day)}")
+                    done.append(f"created {self._partition_name(day)}")
             for day in sorted(there):
                 if _begin(day + timedelta(days=1)) <= oldest:
                     self._drop(day)

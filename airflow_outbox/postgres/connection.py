@@ -115,8 +115,8 @@ def connect(
         if _pools_transactions(connection, settings):
             connection.close()
             raise PostgresError(
-                "the data source leads to a pooler that gives each transaction any session (PgBouncer in transaction "
-                f"mode): settings of the session would be lost, and change what others do. {CONNECT_DIRECTLY}"
+                "the data source leads to a pooler in transaction mode (PgBouncer?): session settings would be lost, "
+                f"and would change what other clients do. {CONNECT_DIRECTLY}"
             )
         load_all_values(connection)
         durable = sql.SQL("on" if waits_for_standbys else "local")

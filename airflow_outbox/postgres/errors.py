@@ -25,10 +25,10 @@ def translated(name: OutboxName) -> Iterator[None]:
     except psycopg.errors.UndefinedTable as error:
         if error.diag.context is None:
             raise OutboxMissingError(f"{name}: {reason_of(error)}. Run `airflow-outbox init`") from error
-        remedy = "A function that runs for the outbox has to name schemas, for only pg_catalog is searched"
+        remedy = "A function that runs for the outbox must name schemas, because only pg_catalog is searched"
         raise PostgresError(f"{name}: {reason_of(error)} ({error.diag.context.splitlines()[0]}). {remedy}") from error
     except psycopg.errors.UndefinedColumn as error:
-        remedy = "Run `airflow-outbox init`: the tables are older than this release, or goharvest's"
+        remedy = "The tables are older than this release, or goharvest made them. Run `airflow-outbox init`"
         raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise PostgresError(f"{name}: {reason_of(error)}. `airflow-outbox grant` prints what the role needs") from error
@@ -36,7 +36,7 @@ def translated(name: OutboxName) -> Iterator[None]:
         remedy = f"The data source leads to a pooler (PgBouncer?) in transaction mode. {CONNECT_DIRECTLY}"
         raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
     except psycopg.errors.DiskFull as error:
-        raise PostgresError(f"{name}: {reason_of(error)}. Make room on the disk of Postgres") from error
+        raise PostgresError(f"{name}: {reason_of(error)}. Free some of Postgres' disk") from error
     except psycopg.Error as error:
         raise (PostgresUnreachableError if is_gone(error) else PostgresError)(f"{name}: {reason_of(error)}") from error
 
@@ -60,7 +60,7 @@ def replicated(connection: psycopg.Connection[Any]) -> Iterator[None]:
     if warnings:
         raise PostgresError(
             f"Postgres has committed without its synchronous standbys: {warnings[0]}. "
-            "Look for what cancels statements of this role"
+            "Find out what cancels this role's statements"
         )
 
 

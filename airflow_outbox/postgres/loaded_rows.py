@@ -24,7 +24,7 @@ def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> 
     if owner is None:
         raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
     statements.execute("loaded_rows.guard", owner=sql.SQL(owner[0]))  # as Postgres gave it: already quoted
-    return [f"made the trigger of {name} that gives loaded rows the id of the transaction that loads them"]
+    return [f"created the trigger of {name} that gives loaded rows the id of the transaction that loads them"]
 
 
 def is_guarded(connection: psycopg.Connection[Any], name: OutboxName) -> bool:

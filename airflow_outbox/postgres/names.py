@@ -69,12 +69,13 @@ class OutboxName:
         if len((name.table + _LONGEST_SUFFIX).encode()) > _MAX_IDENTIFIER_BYTES:
             longest = _MAX_IDENTIFIER_BYTES - len(_LONGEST_SUFFIX)
             raise InvalidNameError(
-                f"{name.table!r} is too long: at most {longest} bytes, so that {_LONGEST_SUFFIX} fits behind it"
+                f"{name.table!r} is too long. Give a name of at most {longest} bytes, so that {_LONGEST_SUFFIX} fits "
+                "behind it"
             )
         return name
 
     def beside(self, suffix: str) -> sql.Composable:
-        """Return the quoted name of an outbox's table: `""` for itself, `"leader"` for `<outbox>_leader`."""
+        """Return the quoted name of an outbox's table: `""` for itself, `"shard"` for `<outbox>_shard`."""
         return identifier(*self._parts(suffix))
 
     def sibling(self, suffix: str) -> Self:

@@ -31,7 +31,8 @@ _PASSING_CAUSES = [cause.value for cause in Cause if cause.can_pass]
 
 
 class ParkedTable:
-    """The leader's statements, over one connection. Methods raise PostgresError, and those with a view FencedError.
+    """The leader's statements, over one connection. Methods raise PostgresError. Those with a view raise FencedError,
+    but for `discard_requested`, which then does nothing.
 
     A record's refusal is why it waits; None: it waits behind another. One that can pass is tried again by itself.
     """

@@ -1,11 +1,12 @@
 """Make and migrate the tables of an outbox, and grant its roles.
 
-Schema version 0 is goharvest's bare table: an outbox without a `<outbox>_leader`. `schema.sql` makes version
-SCHEMA_VERSION whole. Each migration leads from one version to the next, all in one transaction.
+Schema version 0 is goharvest's bare table, without the tables beside it. `schema.sql` makes version SCHEMA_VERSION
+whole. Each migration leads from one version to the next, all in one transaction.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 import psycopg
@@ -72,11 +73,11 @@ def init_outbox(
             guard_loaded_rows(connection, name)
             _make_staging(connection, name)
             require_sound(connection, name)  # an archive may be there before the outbox
-            done = [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+            done = [f"created {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
             return done + _tended(connection, name, archive_retention)
         if missing := GOHARVEST_COLUMNS - found:
             raise ConfigurationError(
-                f"{name} is there but is no outbox: it has no {', '.join(sorted(missing))}. Choose another name"
+                f"{name} exists but is not an outbox: it has no {', '.join(sorted(missing))}. Choose another name"
             )
         require_sound(connection, name)
         done = _migrate(connection, name, _version(connection, name))
@@ -124,7 +125,9 @@ def grant_statements(connection: psycopg.Connection[Any], name: OutboxName, role
         staging, holder, owner, _ = _staging(connection, name)
         parts = parts if holder else ["job_schema", *parts]
     if sequence is None:
-        raise OutboxMissingError(f"the ids of {name} come from no sequence. Make the table with `airflow-outbox init`")
+        raise OutboxMissingError(
+            f"the ids of {name} come from no sequence. Create the table with `airflow-outbox init`"
+        )
     texts = [
         composed(
             f"grants.{part}",
@@ -154,8 +157,8 @@ def _staging(connection: psycopg.Connection[Any], name: OutboxName) -> tuple[str
     holder, is_trusted, owner, may_make = cast("tuple[str | None, bool, str, bool]", found)
     if not is_trusted:
         raise ConfigurationError(
-            f"schema {staging}, where jobs are to stage records, belongs to {holder}, and {name} to {owner}. "
-            f"Drop the schema, or give it to {owner}"
+            f"schema {staging}, in which jobs stage records, belongs to {holder}, but {name} belongs to {owner}. "
+            f"Drop the schema, or make {owner} its owner"
         )
     return staging, holder, owner, may_make
 
@@ -166,7 +169,7 @@ def _make_staging(connection: psycopg.Connection[Any], name: OutboxName) -> list
         return []
     quoted = sql.SQL(cast("Any", owner))  # as Postgres gave it
     Statements(connection, name).execute("init.create_staging_schema", staging=identifier(staging), owner=quoted)
-    return [f"made schema {staging} for what jobs stage"]
+    return [f"created schema {staging}, in which jobs stage records"]
 
 
 def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: float | None) -> list[str]:
@@ -181,26 +184,34 @@ def _tended(connection: psycopg.Connection[Any], name: OutboxName, retention: fl
 def _migrate(connection: psycopg.Connection[Any], name: OutboxName, version: int) -> list[str]:
     if version > SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"{name} is at schema version {version}, this release knows {SCHEMA_VERSION}: "
-            "install a newer airflow-outbox"
+            f"{name} is at schema version {version}, but this release knows {SCHEMA_VERSION}. "
+            "Install a newer airflow-outbox"
         )
-    steps = [step for step in migrations() if version < step <= SCHEMA_VERSION]
+    steps = range(version + 1, SCHEMA_VERSION + 1)
+    parts = {
+        "leader": name.beside("leader"),  # until version 6
+        "leader_text": sql.Literal(name.text("leader")),
+        "shard_alone": replace(name, schema=None, found_in=None).beside("shard"),
+    }
     for step in steps:
-        connection.execute(filled(migrations()[step], name))
-        Statements(connection, name).execute("init.set_schema_version", {"version": step})
+        connection.execute(filled(migrations()[step], name, **parts))
+    if steps:
+        Statements(connection, name).execute("init.set_schema_version", {"version": SCHEMA_VERSION})
     return [f"migrated {name} from schema version {version} to {SCHEMA_VERSION}"] if steps else []
 
 
 def _version(connection: psycopg.Connection[Any], name: OutboxName) -> int:
     """Return the schema version of an existing outbox."""
-    if not read_columns(connection, name.sibling("leader")):
+    tables = ("state", "leader")
+    found = (table for table in tables if "schema_version" in read_columns(connection, name.sibling(table)))
+    if (table := next(found, None)) is None:
         return 0
-    row = Statements(connection, name).row("fence.identity")
+    row = Statements(connection, name).row("init.schema_version", table=name.beside(table))
     if row is None:
         raise OutboxMissingError(
-            f"{name.text('leader')} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`"
+            f"{name.text(table)} is empty: restore its rows from a backup, or drop it and run `airflow-outbox init`"
         )
-    return int(row[1])
+    return int(row[0])
 
 
 def _type(kind: str) -> sql.SQL:

@@ -16,7 +16,9 @@ from airflow_outbox.postgres.statements import Statements
 
 _KINDS = {
     "": "table",
-    "leader": "table",
+    "state": "table",
+    "shard": "table",
+    "ledger": "table",
     "commits": "table",
     "adopted": "table",
     "parked": "table",

@@ -16,7 +16,19 @@ from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.sql import statement
 
-_BESIDE = ("leader", "commits", "adopted", "parked", "published", "archive", "loaded", "asked", "trouble")
+_BESIDE = (
+    "state",
+    "shard",
+    "ledger",
+    "commits",
+    "adopted",
+    "parked",
+    "published",
+    "archive",
+    "loaded",
+    "asked",
+    "trouble",
+)
 
 
 def composed(name: str, outbox: OutboxName | None = None, /, **parts: sql.Composable) -> sql.Composed:

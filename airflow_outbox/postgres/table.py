@@ -84,12 +84,12 @@ class OutboxTable:
         """Return the outbox's id and incarnation. Raises OutboxMissingError, SchemaVersionError."""
         row = self._row("fence.identity")
         if row is None:
-            raise OutboxMissingError(f"{self.name.text('leader')} is empty. Run `airflow-outbox init`")
+            raise OutboxMissingError(f"{self.name.text('state')} is empty. Run `airflow-outbox init`")
         outbox_id, version, incarnation = row
         if version != SCHEMA_VERSION:
-            remedy = "run `airflow-outbox init`" if version < SCHEMA_VERSION else "install a newer airflow-outbox"
+            remedy = "Run `airflow-outbox init`" if version < SCHEMA_VERSION else "Install a newer airflow-outbox"
             raise SchemaVersionError(
-                f"{self.name} is at schema version {version}, this release knows {SCHEMA_VERSION}: {remedy}"
+                f"{self.name} is at schema version {version}, but this release knows {SCHEMA_VERSION}. {remedy}"
             )
         return Identity(outbox_id, incarnation)
 
@@ -133,47 +133,55 @@ class OutboxTable:
             self._take_over(values)
         except PostgresError as error:
             raise TakeOverError(
-                f"{self.name.text('leader')}: the row of shard {SHARD} stays locked. "
+                f"{self.name.text('shard')}: the row of shard {SHARD} stays locked. "
                 "Look in pg_stat_activity for the session that holds it, and end it"
             ) from error
 
     def _take_over(self, values: Mapping[str, Any]) -> None:
         with translated(self.name), self.connection.transaction():
             self._statements.execute("connection.wait_briefly")
-            row = self._row("fence.take_over", outbox=self.name.text(), **values)
+            row = self._row("fence.take_over", self._present, outbox=self.name.text(), **values)
         if row is None:
             if values["outbox_id"] not in (None, self.identity().outbox_id):
                 raise OutboxMissingError(
-                    f"{self.name} is no longer outbox {values['outbox_id']}, which this harvester was started for. "
-                    "Stop it, and start it again"
+                    f"{self.name} is no longer outbox {values['outbox_id']}, for which this harvester was started. "
+                    "Restart the harvester"
                 )
             if values["after"]:
                 raise self._fenced()
             raise OutboxMissingError(
-                f"{self.name.text('leader')} has no row for shard {SHARD}. Run `airflow-outbox init`"
+                f"{self.name.text('shard')} has no row for shard {SHARD}. Run `airflow-outbox init`"
             )
 
     def fence(self, view: UUID) -> Fence:
-        """Return the fence row, and what the database says of itself now. Raises FencedError."""
+        """Return the fence row with what stands beside it, and what the database says of itself now.
+
+        Raises FencedError, OutboxMissingError.
+        """
         newest = (
             self._statements.composed("fence.newest_transaction_id")
             if "transaction_id" in self.columns
             else sql.SQL("0")
         )
         values = {"shard": SHARD, "view": view, "outbox": self.name.text()}
-        row = self._statements.named_row("fence.fence", values, newest_transaction_id=newest)
+        row = self._statements.named_row("fence.fence", values, newest_transaction_id=newest, **self._present)
         if row is None:
             raise self._fenced()
+        for table, found in {"state": row.paused, "ledger": row.transactional_ids}.items():
+            if found is None:
+                raise OutboxMissingError(f"{self.name.text(table)} has no row. Restore it from a backup")
+        present = History(
+            row.present_system_identifier, row.present_timeline, row.present_table_oid, row.present_database_oid
+        )
+        recorded = History(row.system_identifier, row.timeline, row.table_oid, row.database_oid)
         return Fence(
             request=OperatorRequest(paused=row.paused, handover=row.handover),
             outbox_id=row.outbox_id,
             incarnation=row.incarnation,
             delivery=row.delivery,
             transactional_ids=tuple(row.transactional_ids),
-            recorded=History(row.system_identifier, row.timeline, row.table_oid, row.database_oid),
-            present=History(
-                row.present_system_identifier, row.present_timeline, row.present_table_oid, row.present_database_oid
-            ),
+            recorded=present if row.system_identifier is None else recorded,  # `begin` records it
+            present=present,
             witness=LedgerPosition(row.ledger_topic_id, row.witnessed_batch, row.ledger_offset, row.highest_id),
             last_drawn=self._drawn(row.last_drawn),
             beats=row.beats,
@@ -208,7 +216,7 @@ class OutboxTable:
             **asdict(witness),
             **_account(flushed),
         }
-        self._fenced_unless(self._row("fence.begin", view=view, **values))
+        self._fenced_unless(self._row("fence.begin", self._present, view=view, outbox=self.name.text(), **values))
 
     def prefer_indexes(self) -> None:
         """Keep this connection from scanning the table."""
@@ -218,7 +226,7 @@ class OutboxTable:
         """Return where a term begins to read: at the first record of the whole table.
 
         Dead rows before that record may hide it for so many seconds. Then it begins after the `watermark`: no record is
-        from a transaction that the watermark sees.
+        from a transaction that the watermark sees, where the trigger against loaded rows is on.
         """
         try:
             with translated(self.name), self.connection.transaction():
@@ -352,7 +360,7 @@ class OutboxTable:
         return Pulse(request, row.present_table_oid, self._drawn(row.last_drawn), row.beats)
 
     def leave(self, view: UUID) -> None:
-        """Record that this view's leader has ended in order: nobody leads."""
+        """Record that this view's leader has ended gracefully: nobody leads."""
         self._statements.execute("fence.leave", {"view": view, "shard": SHARD})
 
     def halt(self, view: UUID, reason: str) -> None:
@@ -387,6 +395,10 @@ class OutboxTable:
         if not self.archives:
             return {"returned": sql.SQL(""), "archived": sql.SQL("")}
         return {"returned": sql.SQL("RETURNING *"), "archived": archived(self.name, self.columns)}
+
+    @cached_property
+    def _present(self) -> Mapping[str, sql.Composable]:
+        return {"present": self._statements.composed("fence.present")}
 
     @cached_property
     def _announcing(self) -> Mapping[str, sql.Composable]:
@@ -443,8 +455,7 @@ class OutboxTable:
     def _drawn(self, last_drawn: int | None) -> int:
         if last_drawn is None:
             raise PostgresError(
-                f"the role may not look at the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it "
-                "needs"
+                f"the role may not read the sequence of {self.name}'s ids. `airflow-outbox grant` prints what it needs"
             )
         return last_drawn
 

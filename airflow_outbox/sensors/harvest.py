@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 
 from airflow_outbox.errors import ConfigurationError, HarvestProcessError
 from airflow_outbox.harvest.process import Until
-from airflow_outbox.hooks.outbox import check_settings
+from airflow_outbox.hooks import lineage
+from airflow_outbox.hooks.outbox import OutboxHook, check_settings
 from airflow_outbox.triggers.alerts import check_path
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 
 class HarvestFailedError(HarvestProcessError, AirflowException):
@@ -69,6 +71,7 @@ class OutboxHarvestSensor(BaseSensorOperator):
         self.until = until
         self.settings = dict(settings or {})
         self.alert_callback = check_path(alert_callback)
+        self._topics: Iterable[str] = ()  # as far as the trigger has told
         check_settings(self.settings, outbox="outbox" if _is_template(outbox) else outbox)
         if not _is_template(until):
             _until_text(until)
@@ -91,8 +94,19 @@ class OutboxHarvestSensor(BaseSensorOperator):
         """Return the summary of a harvest that has ended. Raises HarvestFailedError for one that could not go on."""
         if event["status"] != "ended":
             raise HarvestFailedError(event["error"])
+        self._topics = event.get("topics", ())
         self.log.info("the harvest has ended (%s): %s records published", event["reason"], event["published"])
         return {"reason": event["reason"], "published": event["published"]}
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
+        """The outbox's table, and the topics that it was published to so far: a harvest that never ends tells no more.
+
+        Raises PostgresError, OutboxMissingError, ConfigurationError.
+        """
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        table = lineage.TableLocation.find(hook).dataset
+        topics = {*lineage.published_topics(hook), *self._topics}
+        return lineage.lineage_of(self, inputs=[table], outputs=lineage.topic_datasets(self.kafka_conn_id, topics))
 
 
 def _is_template(value: object) -> bool:
@@ -103,6 +117,6 @@ def _is_template(value: object) -> bool:
 def _until_text(until: object) -> str:
     text = until.isoformat() if isinstance(until, datetime) else until
     if not isinstance(text, str):
-        raise ConfigurationError(f"until: {until!r} is neither text nor a datetime. Give forever, drained or a time")
+        raise ConfigurationError(f"until: {until!r} is not text or a datetime. Give forever, drained or a time")
     Until.parse(text)
     return text

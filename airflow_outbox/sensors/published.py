@@ -10,6 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipExc
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.hooks import lineage
 from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.tickets.published import TicketState, ticket_status
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
@@ -17,6 +18,7 @@ from airflow_outbox.values.records import Ticket
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
 
 class NotPublishedError(OutboxError, AirflowException):
@@ -61,7 +63,8 @@ class OutboxPublishedSensor(BaseSensorOperator):
         super().__init__(**kwargs)
         if not deferrable:
             raise ConfigurationError(
-                "OutboxPublishedSensor waits in the triggerer, never in a worker. Leave deferrable out, and run one"
+                "OutboxPublishedSensor waits in the triggerer, never in a worker. Leave deferrable out, and run a "
+                "triggerer"
             )
         self.ticket = ticket
         self.postgres_conn_id = postgres_conn_id
@@ -109,3 +112,8 @@ class OutboxPublishedSensor(BaseSensorOperator):
             raise NotPublishedError(event["error"])
         self.log.info("all of the transaction is published")
         return str(event["ticket"])
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
+        """The outbox's table, which this task reads. Raises PostgresError, OutboxMissingError."""
+        hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
+        return lineage.lineage_of(self, inputs=[lineage.TableLocation.find(hook).dataset])

@@ -48,7 +48,9 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self.is_done or commit_attempts(messages, run=self.run, layout=self.layout, options=self.options).earlier:
             commit_id = self.run.commit_id
-            log.warning("%s, version %d, is committed already: nothing more is", commit_id.app_id, commit_id.version)
+            log.warning(
+                "%s, version %d, was committed before; nothing is written again", commit_id.app_id, commit_id.version
+            )
         self._note()
 
     def _note(self) -> None:
@@ -83,7 +85,7 @@ def batch_writer(schema: StructType, options: WriteOptions, *, wrote: Path | Non
 
 def _used_up(commit_id: CommitId) -> JobError:
     return JobError(
-        f"the job writes a second time, and its id, {commit_id.app_id}, commits once: one of the writes would be lost. "
-        "Write all in one, or give the second write an option txnAppId of its own with the run's id in it, such as "
-        f"{commit_id.app_id}/2; one that is the same in each run is skipped in the next one"
+        f"the job writes a second time, but its id, {commit_id.app_id}, commits only once: one write would be lost. "
+        "Write all at once, or give the second write its own option txnAppId, with the run's id in it, such as "
+        f"{commit_id.app_id}/2. An id that is the same in each run is skipped in the next run"
     )

@@ -18,7 +18,7 @@ from airflow_outbox.spark.options import CommitId, WriteOptions
 from airflow_outbox.spark.staging import StagedRows, StagingRun
 from airflow_outbox.values.records import Ticket
 
-_NEW_CHECKPOINT = "give the query a new checkpointLocation, and let its source begin behind what is committed"
+_NEW_CHECKPOINT = "give the query a new checkpointLocation, and let its source start after what is committed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Commit:
             entered = Statements(self.connection, outbox).row("stash.commit_once", entry)
             committed = find_commit(self.connection, outbox, commit_id)
             if entered is None or committed is None:
-                raise JobError(f"{commit_id} is entered by another writer; nothing was committed. Use another id")
+                raise JobError(f"{commit_id} is used by another writer; nothing was committed. Use another id")
             if self.options.commit_sql:  # deferred triggers of the job's own tables run at the commit
                 at.execute("look_there", {"search_path": search_path})
         return replace(committed, earlier=False)
@@ -83,7 +83,7 @@ class Commit:
         if later is not None:
             raise JobError(
                 f"{app_id}: batch {version} comes after batch {later} was committed; nothing was committed now. The "
-                "checkpoint is older than the commits, as a restored copy is, or two queries use it. Bring back the "
+                "checkpoint is older than the commits, like a restored copy, or two queries use it. Bring back the "
                 f"newest one, or {_NEW_CHECKPOINT}"
             )
 
@@ -92,7 +92,7 @@ class Commit:
         count = sum(rows.count for rows in staged)
         if count != earlier.records:
             raise JobError(
-                f"{app_id}: batch {version} was committed with {earlier.records} records and comes with {count} now; "
+                f"{app_id}: batch {version} was committed with {earlier.records} records, but has {count} now; "
                 "nothing was committed now. The job or its source has changed, or the checkpoint is a restored copy. "
                 f"Run this batch once as it was, or {_NEW_CHECKPOINT}"
             )

@@ -40,9 +40,9 @@ def taken(path: str) -> str:
         finally:
             os.close(source)
     except BlockingIOError:
-        raise ConfigurationError(f"{path} has been read already. Let the job ask for its settings once") from None
+        raise ConfigurationError(f"{path} was read before. Let the job ask for its settings only once") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}. The driver must be able to read the file") from error
     if not data_source:
-        raise ConfigurationError(f"{path} is empty. Has the task that submitted the job ended? Then submit it again")
+        raise ConfigurationError(f"{path} is empty. If the task that submitted the job has ended, submit the job again")
     return data_source

@@ -69,5 +69,5 @@ class OutboxDataSource(DataSource):
 def _require_append(overwrite: bool) -> None:
     if overwrite:
         raise ConfigurationError(
-            'an outbox is only added to. Write with mode("append"); a stream, with outputMode("append")'
+            'an outbox only takes appends. Write with mode("append"); write a stream with outputMode("append")'
         )

@@ -49,10 +49,10 @@ class SparkStatements:
     def require_all(self, *, stashed: int, there: int, staged: int) -> None:
         """Raise StagingLostError or JobError unless as many records were inserted as were staged."""
         if there != staged:
-            raise self.lost(f"of {staged} staged rows {there} are there")
+            raise self.lost(f"{there} of {staged} staged rows are left")
         if stashed != staged:
             raise JobError(
-                f"{self.run.outbox}: of {staged} staged records {stashed} were inserted; nothing was committed. "
+                f"{self.run.outbox}: {stashed} of {staged} staged records were inserted; nothing was committed. "
                 "Look for a trigger or rule that drops some"
             )
 
@@ -84,7 +84,7 @@ def _copying(cursor: psycopg.Cursor[Any], copy: sql.Composed, at: SparkStatement
         if not at.connection.closed:
             raise
         # psycopg expects one answer to a COPY's end. A pooler that has lost its server gives two.
-        raise PostgresUnreachableError(f"{at.run.outbox}: the connection was lost amid a COPY") from error
+        raise PostgresUnreachableError(f"{at.run.outbox}: the connection was lost during a COPY") from error
 
 
 def _staged_text(at: SparkStatements, table: str) -> Iterator[list[tuple[int, bytes]]]:
@@ -184,7 +184,7 @@ def _run_statements(at: SparkStatements, commit_sql: str, *, search_path: str) -
         at.connection.info.transaction_status != TransactionStatus.INTRANS
         or at.execute("transaction").fetchone() != transaction
     ):
-        raise JobError("option commitSql has ended the transaction. Leave COMMIT and ROLLBACK out")
+        raise JobError("option commitSql ended the transaction. Leave COMMIT and ROLLBACK out")
     at.execute("look_here")
 
 

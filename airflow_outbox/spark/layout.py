@@ -163,7 +163,7 @@ def _check(
     columns: Sequence[str], types: Mapping[str, str], *, options: WriteOptions, outbox: Mapping[str, Column]
 ) -> None:
     if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise ConfigurationError(f"column {twice}: the name comes twice. Give each column a name of its own")
+        raise ConfigurationError(f"column {twice}: the name occurs twice. Give each column its own name")
     for name in ("topic", "key"):
         if name not in types and getattr(options, name) is None:
             raise ConfigurationError(f"column {name} is missing. Add it, or give the option {name} for all records")
@@ -171,20 +171,20 @@ def _check(
         raise ConfigurationError("column value is missing. Add it; null is a tombstone")
     for name in ("header_keys", "header_values"):
         if name in types:
-            raise ConfigurationError(f"column {name}: the view `staged` has one of its own. Rename it")
+            raise ConfigurationError(f"column {name}: the view `staged` has its own column of that name. Rename yours")
     for name, allowed in _RECORD_TYPES.items():
         if name in types and types[name] not in allowed:
             wanted = " or ".join(allowed)
             raise ConfigurationError(f"column {name} is {types[name]}. Cast it to {wanted}")
     if ("partition" in types or options.partition is not None) and "kafka_partition" not in outbox:
         raise ConfigurationError(
-            "column partition: the outbox has no column kafka_partition. Leave the partition to the key"
+            "column partition: the outbox has no column kafka_partition. Leave the partition out; the key decides"
         )
     for name in options.order_by:
         if name not in types:
-            raise ConfigurationError(f"option orderBy: there is no column {name}. There are {', '.join(columns)}")
+            raise ConfigurationError(f"option orderBy: there is no column {name}. The columns are {', '.join(columns)}")
         if name == "headers":
-            raise ConfigurationError("option orderBy: headers give no order. Name another column")
+            raise ConfigurationError("option orderBy: headers have no order. Name another column")
 
 
 def _postgres_type(column: str, kind: DataType) -> str:
@@ -197,5 +197,6 @@ def _postgres_type(column: str, kind: DataType) -> str:
     if element is not None and not hasattr(element, "elementType"):
         return f"{_postgres_type(column, element)}[]"
     raise ConfigurationError(
-        f"column {column} is {name}, which has no like in Postgres. Cast it, to a string by to_json() for instance"
+        f"column {column} is {name}, which has no equivalent in Postgres. Cast it, for instance to a "
+        "string with to_json()"
     )

@@ -44,7 +44,7 @@ _COLUMN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^,"`]+?))\s*(?:
 
 @dataclass(frozen=True, slots=True)
 class CommitId:
-    """Who commits, and which commit of that job it is: together they commit once."""
+    """The id of a job, and the version of its commit: together they commit once."""
 
     app_id: str
     version: int
@@ -52,7 +52,7 @@ class CommitId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a write was told.
+    """The options of one write.
 
     `topic`, `key`, `headers` and `partition` are what all its records have in common; None leaves each to a column.
     `order_by` empty keeps the order of partitions and rows. `commit_id` None means that the write has no id to be found
@@ -79,12 +79,12 @@ def read_options(options: Mapping[str, str]) -> WriteOptions:
     for name, value in options.items():
         if name.lower() not in known:
             near = get_close_matches(name.lower(), known, n=1)
-            meant = f"; did you mean {known[near[0]]}?" if near else f". There are {', '.join(OPTION_NAMES)}"
+            meant = f"; did you mean {known[near[0]]}?" if near else f". The options are {', '.join(OPTION_NAMES)}"
             raise ConfigurationError(f"option {name}: unknown{meant}")
         given[known[name.lower()]] = value
     if not given.get("url"):
         raise ConfigurationError(
-            "option url is missing. Give a connection string, such as postgresql://user@host/database; a job that "
+            "option url is missing. Give a connection string, such as postgresql://user@host/database. A job that "
             "OutboxSparkSubmitOperator submits calls register(spark) instead"
         )
     if "topic" in given and not is_legal_topic(given["topic"]):
@@ -124,7 +124,8 @@ def _data_source(url: str, *, user: str | None, password: str | None) -> str:
     except (DataSourceError, psycopg.Error):
         # Without Postgres' reason, which quotes what it could not read, perhaps a password.
         raise ConfigurationError(
-            "option url is no connection string. Give a URI such as postgresql://user@host/database, or key=value pairs"
+            "option url is not a connection string. Give a URI such as postgresql://user@host/database, or "
+            "key=value pairs"
         ) from None
 
 
@@ -132,7 +133,7 @@ def _commit_id(given: Mapping[str, str]) -> CommitId | None:
     version = _whole(given, "txnVersion")
     if "txnAppId" in given:
         if not given["txnAppId"]:
-            raise ConfigurationError("option txnAppId is empty. Name the job: a try of it has the same name each time")
+            raise ConfigurationError("option txnAppId is empty. Name the job; each try of it must have the same name")
         return CommitId(given["txnAppId"], version or 0)
     if version is not None:
         raise ConfigurationError("option txnVersion needs txnAppId: together they are the id of a commit. Give both")
@@ -159,7 +160,7 @@ def _headers(text: str | None) -> tuple[tuple[str, str], ...] | None:
     except ValueError:
         headers = None
     if not isinstance(headers, dict) or not all(name and isinstance(value, str) for name, value in headers.items()):
-        raise ConfigurationError('option headers: give a JSON object of texts, such as {"schema": "order/1"}')
+        raise ConfigurationError('option headers: give a JSON object of strings, such as {"schema": "order/1"}')
     return tuple(headers.items())
 
 
@@ -169,7 +170,7 @@ def _columns(text: str) -> tuple[str, ...]:
     while place < len(text):
         match = _COLUMN.match(text, place)
         if match is None:
-            raise ConfigurationError(f"option orderBy is {text!r}. Give names of columns, with commas between them")
+            raise ConfigurationError(f"option orderBy is {text!r}. Give names of columns, separated by commas")
         quoted, ticked, plain = match.groups()
         columns.append(quoted.replace('""', '"') if quoted else ticked.replace("``", "`") if ticked else plain)
         place = match.end()

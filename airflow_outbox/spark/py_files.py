@@ -35,7 +35,7 @@ def _found_by_spark(package: Traversable) -> bytes:
         return module.read_bytes()
     installed = find_spec(_FOUND_BY_SPARK)
     if installed is None or installed.origin is None:
-        raise ConfigurationError("the module pyspark_outbox is missing. Install airflow-outbox again")
+        raise ConfigurationError("the module pyspark_outbox is missing. Reinstall airflow-outbox")
     return Path(installed.origin).read_bytes()
 
 

@@ -150,7 +150,7 @@ def drop(connection: psycopg.Connection[Any], run: StagingRun, tables: Sequence[
                 for name in ("look_here", "wait_briefly", "drop_staging"):
                     connection.execute(composed(f"spark.{name}", run.outbox, staging=staging))
         except psycopg.Error as error:
-            log.warning("%s is left to a later run: %s", table, error)
+            log.warning("%s could not be dropped; a later run drops it: %s", table, error)
 
 
 def sweep(connection: psycopg.Connection[Any], run: StagingRun, *, ttl_seconds: int) -> None:

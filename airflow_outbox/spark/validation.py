@@ -40,7 +40,7 @@ def _problems(array: Any, column: StagedColumn) -> Iterator[Problem]:
         yield problem
         return
     if column.name in ("topic", "key") and array.null_count:
-        yield Problem(_first(pc.is_null(array)), column.name, "null; the outbox needs one")
+        yield Problem(_first(pc.is_null(array)), column.name, "null, but the outbox needs a value")
     if column.name == "topic":
         names = pc.unique(array.drop_null())
         illegal = [name for name in names.to_pylist() if not is_legal_topic(name)]
@@ -50,13 +50,15 @@ def _problems(array: Any, column: StagedColumn) -> Iterator[Problem]:
     if column.name == "partition":
         row = _first(pc.less(array, 0))
         if row >= 0:
-            yield Problem(row, "partition", f"{array[row].as_py()}; a partition is 0 or more")
+            yield Problem(row, "partition", f"{array[row].as_py()}, but a partition is 0 or more")
     if column.max_length is not None:
         lengths = pc.utf8_length(_as_text(array))
         row = _first(pc.greater(lengths, column.max_length))
         if row >= 0:
             yield Problem(
-                row, column.name, f"{lengths[row].as_py()} characters, the outbox's column takes {column.max_length}"
+                row,
+                column.name,
+                f"{lengths[row].as_py()} characters; the outbox's column takes at most {column.max_length}",
             )
 
 
@@ -87,12 +89,12 @@ def _not_text(array: Any, column: StagedColumn) -> Problem | None:
         raw.cast(pyarrow.string() if raw.type == pyarrow.binary() else pyarrow.large_string())
     except pyarrow.ArrowInvalid:
         row = next(row for row, value in enumerate(raw.to_pylist()) if value is not None and not _is_utf8(value))
-        return Problem(row, column.name, "not UTF-8; the outbox's column holds text")
+        return Problem(row, column.name, "not UTF-8, but the outbox's column holds text")
     content = raw.buffers()[2]
     if content is not None and b"\0" in content.to_pybytes():
         row = next((row for row, value in enumerate(raw.to_pylist()) if value is not None and b"\0" in value), -1)
         if row >= 0:
-            return Problem(row, column.name, "has a zero character, which Postgres' text can't hold")
+            return Problem(row, column.name, "has a NUL character, which Postgres' text can't hold")
     return None
 
 

@@ -139,7 +139,7 @@ def commit_attempts(
                 drop(connection, run, [rows.table for rows in staged if rows.table is not None])
                 sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)
             except OutboxError as error:
-                log.warning("committed, but the staging is left to a later run: %s", error)
+                log.warning("committed, but some staged rows could not be dropped; a later run drops them: %s", error)
             return commit
 
     return patiently(attempt)
@@ -153,4 +153,4 @@ def abandon(messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, 
             drop(connection, run, [table for table in told if table is not None])
             sweep(connection, run, ttl_seconds=options.staging_ttl_seconds)
     except OutboxError as error:
-        log.warning("the staging is left to a later run: %s", error)
+        log.warning("some staged rows could not be dropped; a later run drops them: %s", error)

@@ -9,7 +9,7 @@
 | `grants.sql` | the privileges |
 | `connection.sql` | a session's settings, and look-ups before an outbox is known |
 | `stash.sql` | what runs in a caller's own transaction |
-| `fence.sql` | the fence row: who leads, and what a leader records |
+| `fence.sql` | the fence row: who leads, and what a leader records there and beside it; the order of locks |
 | `windows.sql` | exactly once: read windows, purge what is published |
 | `marks.sql` | at least once: mark, purge, reset |
 | `parked.sql` | the statements about parked records |
@@ -17,6 +17,7 @@
 | `tickets.sql` | the statements about tickets |
 | `spark.sql` | the statements of Spark's writes |
 | `verdict.sql`, `trouble.sql` | the facts of the verdict; what a member tells of itself |
+| `lineage.sql` | where the outbox's table is, and which topics it was published to |
 | `status.sql`, `check.sql`, `adopt.sql`, `init.sql` | the operators' statements |
 | `audit.sql`, `comparison.sql` | the statements of an audit in Postgres; its comparison in SQLite |
 

@@ -4,7 +4,19 @@
 -- The connected role's rights on the tables, as the harvester needs them.
 SELECT has_table_privilege(%(outbox)s, 'SELECT') AND has_table_privilege(%(outbox)s, 'DELETE')
        AND has_column_privilege(%(outbox)s, 'leader_id', 'UPDATE') AS outbox,
-       has_table_privilege(%(leader)s, 'SELECT') AND has_table_privilege(%(leader)s, 'UPDATE') AS leader
+       has_table_privilege(%(state)s, 'SELECT') AND (
+           SELECT bool_and(has_column_privilege(%(state)s, name, 'UPDATE'))
+           FROM unnest(ARRAY['halted', 'system_identifier', 'timeline', 'table_oid', 'database_oid']) AS name
+       ) AS state,
+       has_table_privilege(%(shard)s, 'SELECT') AND (
+           SELECT bool_and(has_column_privilege(%(shard)s, name, 'UPDATE'))
+           FROM unnest(ARRAY['view', 'begun_view', 'backends', 'member', 'took_over_at', 'heartbeat_at', 'beats', 'delivery', 'last_error', 'last_error_at',
+                             'published', 'published_at', 'in_flight', 'rate', 'highest_id', 'watermark', 'covered_batch', 'topics', 'uncovered']) AS name
+       ) AS shard,
+       has_table_privilege(%(ledger)s, 'SELECT') AND (
+           SELECT bool_and(has_column_privilege(%(ledger)s, name, 'UPDATE'))
+           FROM unnest(ARRAY['ledger_topic_id', 'witnessed_batch', 'ledger_offset', 'transactional_ids']) AS name
+       ) AS ledger
 
 -- sequence_cache --
 -- How many ids a session draws at once.

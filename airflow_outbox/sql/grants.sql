@@ -8,7 +8,7 @@
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values) ON {outbox} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role};
-GRANT SELECT (shard, outbox_id, incarnation) ON {leader} TO {role};
+GRANT SELECT (outbox_id, incarnation) ON {state} TO {role};
 GRANT SELECT (shard, outbox_id, incarnation, delivery, watermark, doubt, secret) ON {published} TO {role};
 
 -- stash_ticket --
@@ -22,18 +22,22 @@ GRANT SELECT (transaction_id, incarnation, reason, discarded_at) ON {parked} TO 
 GRANT INSERT (kafka_partition) ON {outbox} TO {role};
 
 -- harvest --
--- To harvest: mark, purge, keep the fence row, and see how far the ids are.
+-- To harvest: mark, purge, keep the fence row and the ledger's, record a history and halt, and see how far the ids are.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (leader_id) ON {outbox} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role};
-GRANT SELECT, UPDATE ON {leader} TO {role};
+GRANT SELECT ON {state}, {shard}, {ledger} TO {role};
+GRANT UPDATE (halted, system_identifier, timeline, table_oid, database_oid) ON {state} TO {role};
+GRANT UPDATE (view, begun_view, backends, member, took_over_at, heartbeat_at, beats, delivery, last_error, last_error_at) ON {shard} TO {role};
+GRANT UPDATE (published, published_at, in_flight, rate, highest_id, watermark, covered_batch, topics, uncovered) ON {shard} TO {role};
+GRANT UPDATE (ledger_topic_id, witnessed_batch, ledger_offset, transactional_ids) ON {ledger} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {parked}, {trouble} TO {role};
 GRANT SELECT ON {published} TO {role};
 
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {leader}, {commits}, {adopted}, {parked}, {published}, {trouble} TO {role};
+GRANT SELECT ON {outbox}, {state}, {shard}, {ledger}, {commits}, {adopted}, {parked}, {published}, {trouble} TO {role};
 
 -- harvest_archive --
 -- And to move published records into the archive, and to delete records from its default partition.
@@ -50,7 +54,8 @@ GRANT SELECT, INSERT (app_id, version, records, incarnation) ON {commits} TO {ro
 
 -- operate --
 -- To operate, beside what `look` allows: pause and hand over, and ask for parked records to be retried or discarded.
-GRANT UPDATE (paused, paused_at, handover_asked_at) ON {leader} TO {role};
+GRANT UPDATE (paused, paused_at) ON {state} TO {role};
+GRANT UPDATE (handover_asked_at) ON {shard} TO {role};
 GRANT UPDATE (requested, request_reason) ON {parked} TO {role};
 
 -- job_schema --

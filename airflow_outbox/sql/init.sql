@@ -28,8 +28,12 @@ WHERE pg_class.oid = to_regclass(%(table)s)
 -- create_staging_schema --
 CREATE SCHEMA {staging} AUTHORIZATION {owner}
 
+-- schema_version --
+-- Until version 6 it was in the rows of the shards.
+SELECT schema_version FROM {table} LIMIT 1
+
 -- set_schema_version --
-UPDATE {leader} SET schema_version = %(version)s
+UPDATE {state} SET schema_version = %(version)s
 
 -- table_size --
 -- The size of the outbox with its indexes, in words, and about how many rows it has.

@@ -1,4 +1,4 @@
--- At least once: mark, purge and reset records. {outbox}, {leader}: the tables.
+-- At least once: mark, purge and reset records. {outbox}, {shard}: the tables.
 -- Each statement locks the fence row, as fence.sql explains.
 
 -- mark --
@@ -19,7 +19,7 @@ WITH due AS MATERIALIZED (
     ) AS running
     WHERE coalesce(bytes_before, 0) < %(max_bytes)s
 ), fence AS MATERIALIZED (
-    SELECT FROM {leader}
+    SELECT FROM {shard}
     WHERE shard = %(shard)s AND view = %(view)s AND EXISTS (SELECT FROM due)
     FOR SHARE
 ), marked AS (
@@ -42,7 +42,7 @@ SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
 -- Deletes published records, or archives them, by exact ids, as long as they carry this view's mark and the fence names
 -- this view. Returns whether the fence does.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox} WHERE id = ANY(%(ids)s) AND leader_id = %(view)s AND EXISTS (SELECT FROM fence)
     {returned}
@@ -52,7 +52,7 @@ SELECT EXISTS (SELECT FROM fence)
 -- reset --
 -- Removes this view's mark from records that could not be published, so that the next mark of any view finds them.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), reset AS (
     UPDATE {outbox} SET leader_id = NULL WHERE id = ANY(%(ids)s) AND leader_id = %(view)s AND EXISTS (SELECT FROM fence)
 )

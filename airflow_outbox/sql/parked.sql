@@ -13,7 +13,7 @@ SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause I
 -- park --
 -- Moves records out of the outbox, by exact ids, if the view may move them. Returns whether the fence names this view.
 WITH fence AS MATERIALIZED (
-    SELECT incarnation FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT incarnation FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), moved AS (
     DELETE FROM {outbox}
     WHERE id = ANY(%(ids)s) AND {mine} AND EXISTS (SELECT FROM fence)
@@ -95,7 +95,7 @@ ORDER BY number
 -- ids of another history say nothing.
 SELECT DISTINCT transaction_id::text::bigint
 FROM {parked} AS part
-WHERE incarnation = (SELECT incarnation FROM {leader} WHERE shard = %(shard)s)
+WHERE incarnation = (SELECT incarnation FROM {shard} WHERE shard = %(shard)s)
   AND EXISTS (SELECT FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id)
 
 -- lengths --
@@ -114,7 +114,7 @@ HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))
 -- unpark --
 -- Deletes published parked records, and archives them, where that is wanted.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING *
 ) {archived}
@@ -125,7 +125,7 @@ SELECT EXISTS (SELECT FROM fence)
 -- refused one stands for their topic. At most so many at a time; returns how many. Two steps, so that the index alone
 -- finds the lanes' heads.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), heads AS (
     SELECT DISTINCT ON (kafka_topic, kafka_key) number, kafka_topic
     FROM {parked}
@@ -153,7 +153,7 @@ SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 -- behind a refused record in its lane, or in its topic where the cause is the topic's, also for records that were too
 -- many to be tried with it: otherwise they would have it tried for ever.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), refused AS (
     UPDATE {parked} AS parked
     SET cause = why.cause, reason = why.reason, requested = nullif(requested, 'retry'), attempts = attempts + 1, last_attempt_at = clock_timestamp(),
@@ -197,7 +197,7 @@ SELECT EXISTS (SELECT FROM fence)
 -- discard_requested --
 -- Takes records out of their lanes that operators have asked to discard. They stay in the table.
 WITH fence AS MATERIALIZED (
-    SELECT FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), discarded AS (
     UPDATE {parked} SET discarded_at = clock_timestamp(), retry_at = NULL
     WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence)

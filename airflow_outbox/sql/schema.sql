@@ -1,5 +1,5 @@
 -- The tables of an outbox, whole, at schema version 8; `loaded_rows.sql` adds the outbox's trigger.
--- {outbox}, {leader}, {commits}, ...: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
+-- {outbox}, {state}, {commits}, ...: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
 
 CREATE TABLE {outbox} (
@@ -19,13 +19,30 @@ CREATE TABLE {outbox} (
 
 CREATE INDEX ON {outbox} (transaction_id);
 
--- One row per shard: its fence. Every row repeats what belongs to the whole outbox. So a leader's statement that locks
--- its fence sees, in the same row, whether the outbox is still the one it knows.
-CREATE TABLE {leader} (
-    shard             INTEGER PRIMARY KEY CHECK (shard >= 0),
+-- The outbox: one row. `schema_version` is that of all these tables. The history is that which the incarnation's first
+-- leader found (null: there was none yet). The `secret` proves announcements.
+CREATE TABLE {state} (
+    is_only           BOOLEAN PRIMARY KEY DEFAULT true CHECK (is_only),
     outbox_id         UUID NOT NULL,
     schema_version    INTEGER NOT NULL,
     incarnation       INTEGER NOT NULL DEFAULT 1,
+    secret            UUID NOT NULL DEFAULT gen_random_uuid(),
+    system_identifier BIGINT,
+    timeline          INTEGER,
+    table_oid         OID,
+    database_oid      OID,
+    halted            TEXT,
+    paused            BOOLEAN NOT NULL DEFAULT false,
+    paused_at         TIMESTAMPTZ
+);
+
+-- The shard: one row each (there is one). `view` is its fence. `outbox_id`, `incarnation` and `secret` are copies of
+-- the outbox's, so that a purge or a park locks this row alone and finds in it all that it was decided under. They are
+-- changed only together with the originals, in one transaction. `highest_id` is that of a published record.
+CREATE TABLE {shard} (
+    shard             INTEGER PRIMARY KEY CHECK (shard >= 0),
+    outbox_id         UUID NOT NULL,
+    incarnation       INTEGER NOT NULL,
     view              UUID,
     backends          JSONB NOT NULL DEFAULT jsonb_build_array(),
     took_over_at      TIMESTAMPTZ,
@@ -36,53 +53,55 @@ CREATE TABLE {leader} (
     member            TEXT,
     in_flight         BIGINT NOT NULL DEFAULT 0,
     rate              DOUBLE PRECISION NOT NULL DEFAULT 0,
-    paused            BOOLEAN NOT NULL DEFAULT false,
     handover_asked_at TIMESTAMPTZ,
     delivery          TEXT,
-    system_identifier BIGINT,
-    timeline          INTEGER,
-    table_oid         OID,
-    ledger_topic_id   TEXT,
-    witnessed_batch   BIGINT NOT NULL DEFAULT 0,
-    ledger_offset     BIGINT NOT NULL DEFAULT 0,
     highest_id        BIGINT NOT NULL DEFAULT 0,
     beats             BIGINT NOT NULL DEFAULT 0,
-    halted            TEXT,
     watermark         PG_SNAPSHOT,
     covered_batch     BIGINT NOT NULL DEFAULT 0,
     topics            JSONB NOT NULL DEFAULT jsonb_build_object(),
     uncovered         JSONB NOT NULL DEFAULT jsonb_build_object(),
-    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
-    database_oid      OID,
     begun_view        UUID,
-    secret            UUID NOT NULL DEFAULT gen_random_uuid(),
-    paused_at         TIMESTAMPTZ,
+    secret            UUID NOT NULL,
     published_at      TIMESTAMPTZ
+);
+
+-- The shard on a cluster: a row for each shard and cluster (there is one of each). What Postgres knows of the shard's ledger
+-- there, and the transactional ids that were used there since they were last fenced.
+CREATE TABLE {ledger} (
+    shard             INTEGER NOT NULL CHECK (shard >= 0),
+    cluster           TEXT NOT NULL DEFAULT 'primary',
+    ledger_topic_id   TEXT,
+    witnessed_batch   BIGINT NOT NULL DEFAULT 0,
+    ledger_offset     BIGINT NOT NULL DEFAULT 0,
+    transactional_ids TEXT[] NOT NULL DEFAULT ARRAY[]::text[],
+    PRIMARY KEY (shard, cluster)
 );
 
 -- How far everything is published, one row per shard, up to a second late. A transaction whose id a watermark sees has
 -- been decided, and all of its committed records are published. `topics` counts the records published in this
 -- incarnation, up to and with `batch`. `doubt` is why nobody can tell (null: it can be told); no watermark is shown
--- then. The `secret` proves announcements. Transaction ids mean something only in the history that the leader row
+-- then. The `secret` proves announcements. Transaction ids mean something only in the history that the outbox's row
 -- records. A comparison with it that is added here must accept what is not recorded yet (null).
 CREATE VIEW {published} AS
-SELECT shard, outbox_id, incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch, topics, doubt,
-       secret
-FROM {leader} AS fence
+SELECT shard, fence.outbox_id, fence.incarnation, delivery, CASE WHEN doubt IS NULL THEN watermark END AS watermark, covered_batch AS batch,
+       topics, doubt, fence.secret
+FROM {shard} AS fence
+CROSS JOIN {state} AS state
 CROSS JOIN LATERAL (
     SELECT CASE
         WHEN pg_is_in_recovery() THEN 'this server is a standby; ask the primary'
-        WHEN halted IS NOT NULL THEN halted
-        WHEN system_identifier <> (SELECT present.system_identifier FROM pg_control_system() AS present)
+        WHEN state.halted IS NOT NULL THEN state.halted
+        WHEN state.system_identifier <> (SELECT present.system_identifier FROM pg_control_system() AS present)
             THEN 'this is another database cluster than the one that was harvested'
-        WHEN timeline <> ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
-            THEN 'the database is on another timeline than ' || timeline || ', on which it was harvested: a standby was promoted, or a backup restored'
-        WHEN database_oid <> (SELECT oid FROM pg_database WHERE datname = current_database())
+        WHEN state.timeline <> ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
+            THEN 'the database is on another timeline than ' || state.timeline || ', on which it was harvested: a standby was promoted, or a backup restored'
+        WHEN state.database_oid <> (SELECT oid FROM pg_database WHERE datname = current_database())
             THEN 'this is a copy of the database that was harvested'
-        WHEN table_oid IS DISTINCT FROM coalesce(beside.oid, to_regclass(quote_ident(own.name))::oid) AND table_oid IS NOT NULL
+        WHEN state.table_oid IS DISTINCT FROM coalesce(beside.oid, to_regclass(quote_ident(own.name))::oid) AND state.table_oid IS NOT NULL
             THEN 'the outbox''s table was dropped and created again'
     END AS doubt
-    FROM (SELECT relnamespace AS schema, left(relname::text, -length('_leader')) AS name FROM pg_class WHERE oid = fence.tableoid) AS own
+    FROM (SELECT relnamespace AS schema, left(relname::text, -length('_state')) AS name FROM pg_class WHERE oid = state.tableoid) AS own
     LEFT JOIN pg_class AS beside ON beside.relnamespace = own.schema AND beside.relname = own.name
 ) AS history;
 
@@ -134,7 +153,9 @@ CREATE INDEX ON {parked} (requested) WHERE discarded_at IS NULL AND requested IS
 CREATE INDEX ON {parked} (cause, kafka_topic) WHERE discarded_at IS NULL AND cause IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
-INSERT INTO {leader} (shard, outbox_id, schema_version) VALUES (0, gen_random_uuid(), 8);
+INSERT INTO {state} (outbox_id, schema_version) VALUES (gen_random_uuid(), 8);
+INSERT INTO {shard} (shard, outbox_id, incarnation, secret) SELECT 0, outbox_id, incarnation, secret FROM {state};
+INSERT INTO {ledger} (shard) VALUES (0);
 
 -- What members can't do now, one row a member that can't; it repeats it every few seconds.
 CREATE TABLE {trouble} (

@@ -23,12 +23,12 @@ WITH outbox AS (
 )
 SELECT relname::text, problem
 FROM (
-    SELECT relname, 1 AS place, 'belongs to ' || pg_get_userbyid(relowner) || ', and the outbox to '
+    SELECT relname, 1 AS place, 'belongs to ' || pg_get_userbyid(relowner) || ', but the outbox belongs to '
            || pg_get_userbyid((SELECT relowner FROM outbox)) AS problem
     FROM used WHERE relowner NOT IN (SELECT oid FROM trusted)
     UNION ALL
     SELECT relname, 2, 'is ' || CASE relkind WHEN 'v' THEN 'a view' WHEN 'm' THEN 'a materialized view' WHEN 'f' THEN 'a foreign table'
-           WHEN 'p' THEN 'a partitioned table' WHEN 'r' THEN 'a table' ELSE 'no table' END || ', and must be '
+           WHEN 'p' THEN 'a partitioned table' WHEN 'r' THEN 'a table' ELSE 'no table' END || ', but must be '
            || CASE kind WHEN 'view' THEN 'a view' WHEN 'archive' THEN 'a partitioned table' ELSE 'a table' END
     FROM used WHERE relkind <> CASE kind WHEN 'view' THEN 'v' WHEN 'archive' THEN 'p' ELSE 'r' END::"char"
     UNION ALL

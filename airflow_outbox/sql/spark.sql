@@ -1,4 +1,4 @@
--- The statements of Spark's writes. {outbox}, {leader}, {commits}: the outbox's tables; {staging}: a table that one
+-- The statements of Spark's writes. {outbox}, {commits}: the outbox's tables; {staging}: a table that one
 -- task attempt makes in a schema for that and fills; `staged`: a temporary view of the rows that count, those of the
 -- attempts that Spark accepted.
 -- A transaction pooler may stand between: settings last for one transaction, and no lock outlives one.

@@ -4,7 +4,7 @@
 -- One row per shard.
 SELECT shard, member, view, took_over_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent_for,
        published, in_flight, rate, paused, last_error, last_error_at
-FROM {leader}
+FROM {shard} CROSS JOIN {state}
 ORDER BY shard
 
 -- dead_rows --
@@ -37,8 +37,8 @@ LIMIT 1
 -- ask_pause --
 -- Asks every leader to pause or to go on; it sees that with its next heartbeat.
 -- It is paused since the first of such requests.
-UPDATE {leader} SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, clock_timestamp()) END
+UPDATE {state} SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, clock_timestamp()) END
 
 -- ask_handover --
 -- Asks a shard's leader to let another member lead; it sees that with its next heartbeat.
-UPDATE {leader} SET handover_asked_at = clock_timestamp() WHERE shard = %(shard)s
+UPDATE {shard} SET handover_asked_at = clock_timestamp() WHERE shard = %(shard)s

@@ -1,12 +1,14 @@
 -- The facts that the verdict is made of. Each statement looks at a bounded number of rows, however much waits.
 
 -- facts --
--- What the fence row says, and why nobody can tell what is published (null: it can be told). A history that differs is
+-- What the rows of the shard and the outbox say, and why nobody can tell what is published (null: it can be told). A history that differs is
 -- no doubt about an outbox that is harvested at least once.
 SELECT clock_timestamp() AS now, pg_is_in_recovery() AS is_standby, fence.member, fence.heartbeat_at AS heard_at, fence.took_over_at,
-       fence.published_at, fence.paused, fence.paused_at,
-       coalesce(fence.halted, CASE WHEN fence.delivery = 'exactly_once' THEN told.doubt END) AS doubt, fence.last_error, fence.last_error_at
-FROM {leader} AS fence JOIN {published} AS told USING (shard)
+       fence.published_at, state.paused, state.paused_at,
+       coalesce(state.halted, CASE WHEN fence.delivery = 'exactly_once' THEN told.doubt END) AS doubt, fence.last_error, fence.last_error_at
+FROM {shard} AS fence
+CROSS JOIN {state} AS state
+JOIN {published} AS told USING (shard)
 WHERE shard = %(shard)s
 
 -- backlog --
@@ -20,7 +22,7 @@ WHERE isfinite(create_time)
 -- The same where no record can be of a transaction that the watermark sees: it does not look at those transactions'
 -- dead rows.
 WITH known AS MATERIALIZED (
-    SELECT coalesce(watermark, '1:1:') AS watermark FROM {leader} WHERE shard = %(shard)s
+    SELECT coalesce(watermark, '1:1:') AS watermark FROM {shard} WHERE shard = %(shard)s
 ), first AS (
     (SELECT create_time FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)) LIMIT 100)
     UNION ALL

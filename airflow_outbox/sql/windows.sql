@@ -1,4 +1,4 @@
--- Exactly once: read windows of records and purge what is published. {outbox}, {leader}: the tables.
+-- Exactly once: read windows of records and purge what is published. {outbox}, {shard}: the tables.
 -- Reading asks for no fence; purging locks the fence row, as fence.sql explains.
 
 -- prefer_indexes --
@@ -118,7 +118,7 @@ SELECT (pg_logical_emit_message(true, 'airflow-outbox', '') - '0/0')::bigint
 -- Announces the watermark (null: no news) on a channel named after the outbox: the shard, the incarnation, and the
 -- snapshot. One too long for a notification is left out; listeners look then.
 WITH fence AS MATERIALIZED (
-    SELECT shard, outbox_id, incarnation, secret FROM {leader} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+    SELECT shard, outbox_id, incarnation, secret FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox}
     WHERE {those_ids} AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot) AND EXISTS (SELECT FROM fence)
@@ -142,7 +142,7 @@ id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 -- The same where no record can be of a transaction that the watermark sees: it does not look at those transactions'
 -- dead rows.
 WITH known AS MATERIALIZED (
-    SELECT coalesce(watermark, '1:1:') AS watermark FROM {leader} WHERE shard = %(shard)s
+    SELECT coalesce(watermark, '1:1:') AS watermark FROM {shard} WHERE shard = %(shard)s
 )
 SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snapshot_xmax(watermark) FROM known))
    AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))

@@ -13,9 +13,10 @@ A ticket names a transaction by its id alone. So it holds only if Postgres has a
 with `synchronous_commit=off`, a crash can undo it and give the id to another. And it holds only within an incarnation:
 after a restore, ids name other transactions.
 
-A dump, a clone and a standby copy the leader row with its watermark, while their transaction ids go their own ways. So
-the view `<outbox>_published` compares the row's history with that of the database that answers. Where they differ, and
-while harvesting is halted, it shows its *doubt* and no watermark. Then no ticket gets an answer, neither yes nor no.
+A dump, a clone and a standby copy the fence row with its watermark, while their transaction ids go their own ways. So
+the view `<outbox>_published` compares the recorded history with that of the database that answers. Where they differ,
+and while harvesting is halted, it shows its *doubt* and no watermark. Then no ticket gets an answer, neither yes nor
+no.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class TicketStatus:
         if self.state is TicketState.PREPARED:
             return (
                 f"transaction {number} was prepared as {self.prepared!r} {self.prepared_for or 0:.0f} s ago and has "
-                "not ended: COMMIT PREPARED or ROLLBACK PREPARED has to be said, if whoever prepared it will not"
+                "not ended. If its client does not end it, run COMMIT PREPARED or ROLLBACK PREPARED"
             )
         if self.state is TicketState.OPEN:
             return f"transaction {number} has not ended"
@@ -109,7 +110,7 @@ class TicketStatus:
         if self.state is TicketState.HALTED:
             return (
                 f"nobody can tell whether transaction {number} is published: {'; '.join(self.reasons)}. "
-                "`airflow-outbox check` shows more; where harvesting is halted, `airflow-outbox adopt` ends that"
+                "`airflow-outbox check` shows more. If harvesting is halted, `airflow-outbox adopt` ends that"
             )
         if self.state is TicketState.PARKED:
             discarded = f", {self.discarded} were discarded" if self.discarded else ""
@@ -121,7 +122,7 @@ class TicketStatus:
         some = "some records" if self.left is None else f"{self.left} records"
         if self.left is not None and self.left > MOST_COUNTED:
             some = f"more than {MOST_COUNTED:,} records"
-        return f"transaction {number} is committed, {some} of it wait to be published"
+        return f"transaction {number} is committed; {some} of it still wait to be published"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +166,19 @@ class Watermarks:
         """
         if ticket.outbox_id != self.outbox_id:
             raise TicketRefusedError(
-                f"the ticket is of outbox {ticket.outbox_id}, this one is {self.outbox_id}: ask the outbox, in the "
-                "database, that it was stashed into"
+                f"the ticket comes from outbox {ticket.outbox_id}, but this is outbox {self.outbox_id}. Ask the "
+                "outbox, and the database, that the ticket comes from"
             )
         if ticket.incarnation == 0:
             raise TicketRefusedError(
-                "the ticket is of a commit that an earlier release has entered: nobody knows of which incarnation it "
-                "is. Look for the transaction's rows"
+                "an earlier release recorded the ticket's commit without its incarnation, so nobody can tell whether "
+                "it is published. Look for the transaction's rows"
             )
         if ticket.incarnation < self.incarnation or (ticket.incarnation > self.incarnation and self.doubt is None):
             raise TicketRefusedError(
-                f"the ticket is of incarnation {ticket.incarnation}, the outbox is in {self.incarnation}: the database "
-                "was restored, or failed over, and its transaction ids name others since. See <outbox>_adopted, and "
-                "look for the transaction's rows"
+                f"the ticket is from incarnation {ticket.incarnation}, but the outbox is in {self.incarnation}: the "
+                "database was restored or failed over, and its transaction ids name other transactions now. See "
+                "<outbox>_adopted, and look for the transaction's rows"
             )
 
     def proves(self, text: str, proof: str) -> bool:
@@ -264,12 +265,12 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketSta
         return TicketStatus(ticket, TicketState.HALTED, reasons=(watermarks.doubt,))
     if outcome.status == "aborted":
         raise RolledBackError(
-            f"transaction {ticket.transaction_id} was rolled back: nothing of it is, or ever will be, published"
+            f"transaction {ticket.transaction_id} was rolled back, so its records will never be published"
         )
     if outcome.status is None:
         raise TicketRefusedError(
-            f"Postgres has forgotten whether transaction {ticket.transaction_id} was committed: it is too long ago. "
-            f"What it may have committed is {'' if seen else 'not known to be '}published. Look for its rows"
+            f"transaction {ticket.transaction_id} is so old that Postgres no longer knows whether it was committed. If "
+            f"it was, its records are {'' if seen else 'not known to be '}published. Look for its rows"
         )
     if outcome.status == "in progress":
         state = TicketState.OPEN if outcome.prepared is None else TicketState.PREPARED

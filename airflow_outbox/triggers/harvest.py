@@ -40,9 +40,10 @@ class OutboxHarvestTrigger(BaseEventTrigger):
       total}`, whenever records were published. Also whenever some were `parked`, `retried` or `discarded`, with the
       details under these names. It harvests while a Dag that is scheduled on the asset is unpaused (a change counts
       when Airflow next reads the Dag's file). It is never given up; errors are in the triggerer's log.
-    - `end`, for a deferred task: one event, `{"status": "ended", "reason": …, "published": …}` or `{"status": "failed",
-      "error": …}`. Until then the task's log tells the story, and its XCom `progress` how far it is. It fails for a
-      configuration that can't work, and after four processes in a row that did not begin to harvest.
+    - `end`, for a deferred task: one event, `{"status": "ended", "reason": …, "published": total, "topics": {topic:
+      records}}` or `{"status": "failed", "error": …}`. Until then the task's log tells the story, and its XCom
+      `progress` how far it is. It fails for a configuration that can't work, and after four processes in a row that did
+      not begin to harvest.
 
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …). They are
     stored and shown as they are: secrets belong in the connections.
@@ -106,9 +107,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 if self._report.end_reason in ("drained", "time"):
                     await self._alerts.finish(ALERT_PATIENCE)
                     if self.emit == "end":
-                        yield TriggerEvent(
-                            {"status": "ended", "reason": self._report.end_reason, "published": self._report.published}
-                        )
+                        yield TriggerEvent(self._summary())
                     return
                 problem, hopeless = self._report.why_it_ended(self._child.status if self._child else None), False
             except (OutboxError, AirflowNotFoundException) as error:
@@ -123,7 +122,7 @@ class OutboxHarvestTrigger(BaseEventTrigger):
                 delay = FIRST_DELAY
             if problem != self._report.last_error:  # which is in the log already
                 self.log.warning(problem)
-            self.log.warning("the harvesting process is started again in %.0f s", delay)
+            self.log.warning("the harvesting process restarts in %.0f s", delay)
             metrics().incr("outbox.harvest_restarts", tags={"outbox": self.outbox})
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
@@ -164,6 +163,10 @@ class OutboxHarvestTrigger(BaseEventTrigger):
             await child.end()
         if self.emit == "published" and (news := self._report.news_due(time.monotonic(), final=True)):
             yield self._publication(news)
+
+    def _summary(self) -> dict[str, Any]:
+        published, topics = self._report.published, dict(self._report.topics)
+        return {"status": "ended", "reason": self._report.end_reason, "published": published, "topics": topics}
 
     def _publication(self, news: dict[str, Any]) -> dict[str, Any]:
         return {"outbox": self.outbox, **news, "published": self._report.published}

@@ -53,6 +53,8 @@ class HarvestReport:
     """Follows one harvest over all its processes: `take` every event, in order; then ask what is due."""
 
     published: int = 0
+    topics: Counter[str] = field(default_factory=Counter)
+    """The published records by topic."""
     started: bool = False
     """Whether the present process has begun to harvest."""
     end_reason: str | None = None
@@ -132,7 +134,9 @@ class HarvestReport:
 
     def _take_progress(self, event: Event) -> None:
         self._count(event)
-        self._topics.update({str(topic): int(count) for topic, count in (event.get("topics") or {}).items()})
+        topics = {str(topic): int(count) for topic, count in (event.get("topics") or {}).items()}
+        self.topics.update(topics)
+        self._topics.update(topics)
         known = {name: event.get(name) for name in ("standing", "view", "in_flight", "rate")}
         self.progress = {**known, "published": self.published}
 
@@ -153,7 +157,7 @@ class HarvestReport:
         if not self._limit.passes(now):
             return
         if self._limit.held_back:
-            yield LogLine(logging.WARNING, f"({self._limit.held_back} lines like these were left out)")
+            yield LogLine(logging.WARNING, f"({self._limit.held_back} more lines like these were left out)")
             self._limit.held_back = 0
         yield line
 
@@ -179,8 +183,12 @@ def _counts(topics: Mapping[str, int]) -> str:
     return ", ".join(f"{count} of {topic}" for topic, count in topics.items())
 
 
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
+
+
 def _why(reasons: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(f"{why['records']} {why['cause']}: {why['reason']}" for why in reasons)
+    return "; ".join(f"{why['reason']} ({_records(why['records'])}, {why['cause']})" for why in reasons)
 
 
 def _described(event: Event) -> LogLine:
@@ -205,14 +213,14 @@ def _described(event: Event) -> LogLine:
                 return LogLine(logging.WARNING, f"parked {_counts(topics)}: {_why(reasons)}; {behind}")
             return LogLine(logging.INFO, f"parked {_counts(topics)}: {behind}")
         case {"event": "retried", "refused": refused, "reasons": reasons} if refused:
-            return LogLine(logging.WARNING, f"retried in vain: {_why(reasons)}")
+            return LogLine(logging.WARNING, f"retry failed: {_why(reasons)}")
         case {"event": "retried", "topics": topics}:
-            return LogLine(logging.INFO, f"retried with success: {_counts(topics)}")
+            return LogLine(logging.INFO, f"retry succeeded: {_counts(topics)}")
         case {"event": "discarded", "topics": topics}:
-            return LogLine(logging.WARNING, f"discarded, as was asked for: {_counts(topics)}")
+            return LogLine(logging.WARNING, f"discarded on request: {_counts(topics)}")
         case {"event": "throttled", "seconds": seconds, "client_id": client_id}:
-            said = f"a quota of Kafka's holds client id {client_id} back, now for {seconds:.1f} s: "
-            return LogLine(logging.WARNING, said + "raise its producer_byte_rate, or send less")
+            said = f"a Kafka quota throttles client id {client_id}, now for {seconds:.1f} s. "
+            return LogLine(logging.WARNING, said + "Raise its producer_byte_rate, or send less")
         case {"event": "ended", "reason": reason}:
             return LogLine(logging.INFO, f"the harvest has ended: {reason}")
         case {"event": "output", "line": line}:

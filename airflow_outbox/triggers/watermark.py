@@ -105,7 +105,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
             return
         if delivery == "at_least_once":
             self.log.warning(
-                "asset %s gets no events: outbox %s is harvested at least once, and then nobody knows which "
+                "asset %s gets no events: outbox %s is harvested at least once, so nobody can tell which "
                 "transactions are published. Set `delivery: exactly_once`",
                 self.asset,
                 self.outbox,
@@ -120,7 +120,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
             return
         if doubt is not None:
             self.log.warning(
-                "asset %s gets no events: nobody can tell what of outbox %s is published: %s",
+                "asset %s gets no events: nobody can tell what outbox %s has published: %s",
                 self.asset,
                 self.outbox,
                 doubt,

@@ -1,4 +1,6 @@
-"""The fence row of a shard as a leader finds it at take-over: values that table, engine and commands share."""
+"""The fence row of a shard, with what stands beside it, as a leader finds it at take-over: values that table, engine
+and commands share.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The fence row after a take-over, and what the database says of itself beside it.
+    """The fence row after a take-over, with the ledger's row and the outbox's, and what the database says of itself.
 
     - `delivery`: the mode in which the outbox was last harvested (None: never)
     - `transactional_ids`: the ids of that harvest's producers, and which were given up (`recorded_ids`)

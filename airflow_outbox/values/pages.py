@@ -40,6 +40,13 @@ empty, only where neither they nor the value were read: the record is larger tha
 It is a plain tuple, since there are hundreds of thousands a second.
 """
 
+ID: Final = 0
+TOPIC: Final = 1
+KEY: Final = 2
+VALUE: Final = 3
+HEADER_NAMES: Final = 4
+HEADER_VALUES: Final = 5
+PARTITION: Final = 6
 SIZE: Final = 7
 TRANSACTION_ID: Final = 8
 HIGHEST_ID: Final = 2**63 - 1

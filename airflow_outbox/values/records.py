@@ -79,7 +79,7 @@ class Ticket:
             outbox_id, incarnation, transaction_id = text.split("/")
             return cls(UUID(outbox_id), int(incarnation), int(transaction_id))
         except (ValueError, AttributeError) as error:
-            raise InvalidTicketError(f"not a ticket: {text!r}. Pass on, unchanged, what stash() returned") from error
+            raise InvalidTicketError(f"not a ticket: {text!r}. Pass on what stash() returned, unchanged") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Thresholds:
 
     - `lagging_after`: the oldest unpublished record may wait for so long
     - `stalled_after`: nothing may be published for so long while a record waits as long
-    - `silence`: a leader that was not heard of for longer leads no more
+    - `silence`: a leader that was not heard from for longer leads no more
     """
 
     lagging_after: float = 60.0
@@ -65,7 +65,7 @@ class Thresholds:
 
 
 class TroubleKind(StrEnum):
-    """What a member can't do, the worst first."""
+    """Kinds of trouble that a member may have, the worst first."""
 
     KAFKA = "kafka"
     TAKE_OVER = "take_over"
@@ -74,7 +74,7 @@ class TroubleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What a member says that it can't do: since when, and when it said so last."""
+    """A member says that it can't do something: since when, and when it said so last."""
 
     member: str
     kind: TroubleKind
@@ -109,9 +109,9 @@ class ParkedRefusals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What Postgres knows of an outbox at the time `now` of its clock.
+    """The facts that Postgres has about an outbox, at the time `now` of its clock.
 
-    - `member`: the leader (None: nobody leads, or the last one ended in order), last heard of at `heard_at`
+    - `member`: the leader (None: nobody leads, or the last one ended gracefully), last heard from at `heard_at`
     - `published_at`: when a leader last reported that records were published
     - `doubt`: why nobody can tell what is published, such as a halt
     - `backlog`: None if it could not be counted in time
@@ -139,7 +139,7 @@ class Facts:
         return (self.now - time).total_seconds()
 
     def leads(self, thresholds: Thresholds) -> bool:
-        """Whether somebody leads: the leader was heard of lately, and not in the future (a clock was set back)."""
+        """Whether somebody leads: the leader was heard from lately, and not in the future (a clock was set back)."""
         if self.member is None or self.heard_at is None:
             return False
         return 0 <= self.seconds_since(self.heard_at) <= thresholds.silence
@@ -233,9 +233,9 @@ def _leaderless(facts: Facts, thresholds: Thresholds) -> Verdict:
     if facts.heard_at is None:
         cause = "nobody has led yet"
     elif facts.member is not None and facts.heard_at > facts.now:
-        cause += f": {facts.member} was last heard of before Postgres' clock was set back"
+        cause += f": {facts.member} was last heard from before Postgres' clock was set back"
     elif facts.member is not None:
-        cause += f": {facts.member} was last heard of {in_words(facts.seconds_since(facts.heard_at))} ago"
+        cause += f": {facts.member} was last heard from {in_words(facts.seconds_since(facts.heard_at))} ago"
         remedy = "Look at that process, or start another harvester"
     if facts.paused:
         cause += ", and the outbox is paused"

@@ -14,7 +14,7 @@ from benchmarks.peers.contender import Contender, Turn
 from benchmarks.peers.goharvest import TABLE
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.rows import OUTBOX
-from benchmarks.peers.scene import Place
+from benchmarks.peers.servers import Workspace
 
 _END_SECONDS = 600.0
 _LAST_LINE = re.compile(r" (\d+) records (\d+) records/s$")
@@ -33,10 +33,10 @@ class BareLoop(Contender):
         self._batch = batch
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        with psycopg.connect(place.dsn, autocommit=True) as connection:
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        with psycopg.connect(workspace.dsn, autocommit=True) as connection:
             connection.execute(TABLE)
-        turn = _BareTurn(self._script, self._batch, place)
+        turn = _BareTurn(self._script, self._batch, workspace)
         try:
             yield turn
         finally:
@@ -44,16 +44,16 @@ class BareLoop(Contender):
 
 
 class _BareTurn(Turn):
-    def __init__(self, script: Path, batch: int, place: Place) -> None:
+    def __init__(self, script: Path, batch: int, workspace: Workspace) -> None:
         self._script = script
         self._batch = batch
-        self._place = place
+        self._workspace = workspace
         self._child: Child | None = None
 
     def begin(self) -> Child:
         self._child = Child(
-            [sys.executable, self._script, self._place.dsn, self._place.bootstrap, str(self._batch)],
-            log=self._place.folder / "bare-loop.log",
+            [sys.executable, self._script, self._workspace.dsn, self._workspace.bootstrap, str(self._batch)],
+            log=self._workspace.folder / "bare-loop.log",
             environment={"PYTHONUNBUFFERED": "1"},
         )
         return self._child

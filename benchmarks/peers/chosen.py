@@ -16,7 +16,7 @@ from benchmarks.peers.bare import BareLoop
 from benchmarks.peers.contender import Contender
 from benchmarks.peers.debezium import Debezium
 from benchmarks.peers.goharvest import Goharvest
-from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.outbox import AirflowOutbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def ours() -> Iterator[Contender]:
     """This project, in both modes of delivery, with nothing else configured."""
-    yield Outbox(verdicts.EXACTLY_ONCE)
-    yield Outbox(verdicts.AT_LEAST_ONCE, {"delivery": "at_least_once"})
+    yield AirflowOutbox(verdicts.EXACTLY_ONCE)
+    yield AirflowOutbox(verdicts.AT_LEAST_ONCE, {"delivery": "at_least_once"})
 
 
 def for_a_backlog(given: argparse.Namespace) -> Iterator[Contender | Absent]:
     """The contenders for a full outbox, the peers as they are and with the settings that make them fastest."""
     yield from ours()
     if given.tuned is not None:
-        yield Outbox(verdicts.TUNED, yaml.safe_load(given.tuned.read_text("utf-8")))
+        yield AirflowOutbox(verdicts.TUNED, yaml.safe_load(given.tuned.read_text("utf-8")))
     if (reason := _missing(given.bare, "--bare PATH")) is None:
         yield BareLoop(verdicts.BARE_LOOP, given.bare, batch=given.bare_batch)
     else:

@@ -14,7 +14,7 @@ from airflow_outbox.demo.embedded.jars import KAFKA_VERSION, fetched_jars
 from airflow_outbox.demo.embedded.java import find_java
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from benchmarks.peers.processes import Child, ContenderError
-from benchmarks.peers.scene import JARS, Place
+from benchmarks.peers.servers import JARS, Workspace
 
 DEBEZIUM_VERSION = "3.7.0.Final"
 _CONNECTOR = (
@@ -57,28 +57,28 @@ def _jars() -> tuple[Path, Path]:
 class Connect:
     """A running worker with at most one connector."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         """Raises ContenderError when it does not come up."""
         connect, plugin = _jars()
-        plugins = place.folder / "plugins"  # a folder of folders
+        plugins = workspace.folder / "plugins"  # a folder of folders
         if not plugins.exists():
             plugins.mkdir()
             (plugins / "debezium").symlink_to(plugin)
         self._port = free_port()
         worker = {
-            "bootstrap.servers": place.bootstrap,
+            "bootstrap.servers": workspace.bootstrap,
             "key.converter": _STRING_CONVERTER,
             "value.converter": _STRING_CONVERTER,
-            "offset.storage.file.filename": str(place.folder / "connect.offsets"),
+            "offset.storage.file.filename": str(workspace.folder / "connect.offsets"),
             "listeners": f"http://{LOOPBACK}:{self._port}",
             "plugin.path": str(plugins),
         }
-        settings, logging = place.folder / "connect.properties", place.folder / "log4j2.properties"
+        settings, logging = workspace.folder / "connect.properties", workspace.folder / "log4j2.properties"
         settings.write_text("".join(f"{name}={value}\n" for name, value in worker.items()))
         logging.write_text(_LOG_SETTINGS)
         java = [str(find_java()), *_HEAP, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", f"{connect}/*"]
         main = "org.apache.kafka.connect.cli.ConnectStandalone"
-        self.child = Child([*java, main, str(settings)], log=place.folder / "connect.log")
+        self.child = Child([*java, main, str(settings)], log=workspace.folder / "connect.log")
         self.child.wait_for("Kafka Connect started", within=_START_SECONDS)
 
     def run(self, settings: Mapping[str, object]) -> None:
@@ -86,7 +86,7 @@ class Connect:
         self._ask("PUT", "config", settings)
 
     def stop(self) -> None:
-        """Stop the connector and wait until it has ended; it keeps its place."""
+        """Stop the connector and wait until it has ended; it keeps its workspace."""
         self._ask("PUT", "stop")
         deadline = time.monotonic() + _START_SECONDS
         while self._ask("GET", "status")["connector"]["state"] != "STOPPED":

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from benchmarks.peers.processes import Child
 from benchmarks.peers.rows import Layout
-from benchmarks.peers.scene import Place
+from benchmarks.peers.servers import Workspace
 
 
 class Turn(ABC):
@@ -46,5 +46,5 @@ class Contender(ABC):
         self.settings = dict(settings or {})
 
     @abstractmethod
-    def turn(self, place: Place) -> AbstractContextManager[Turn]:
-        """Make what it needs at a place; on exit its processes are gone. Raises ContenderError."""
+    def turn(self, workspace: Workspace) -> AbstractContextManager[Turn]:
+        """Make what it needs in a workspace; on exit its processes are gone. Raises ContenderError."""

@@ -20,7 +20,7 @@ from benchmarks.peers.connect import Connect
 from benchmarks.peers.contender import Contender, Turn
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.rows import OUTBOX_EVENT, SHAPES
-from benchmarks.peers.scene import Place
+from benchmarks.peers.servers import Workspace
 
 TABLE = """
 CREATE TABLE outboxevent (
@@ -56,16 +56,16 @@ class Debezium(Contender):
         self._is_warm = is_warm
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        warm_up_topic = f"{place.topic}-warm-up"
-        place.make_topic(warm_up_topic)
-        turn = _DebeziumTurn(place, {**_connector(place), **self.settings})
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        warm_up_topic = f"{workspace.topic}-warm-up"
+        workspace.make_topic(warm_up_topic)
+        turn = _DebeziumTurn(workspace, {**_connector(workspace), **self.settings})
         try:
-            with psycopg.connect(place.dsn, autocommit=True) as connection:
+            with psycopg.connect(workspace.dsn, autocommit=True) as connection:
                 connection.execute(TABLE)
                 turn.begin()
                 OUTBOX_EVENT.write(connection, SHAPES["keys"], warm_up_topic, range(_WARM_UP_ROWS))
-                _wait_until_published(place.bootstrap, warm_up_topic)
+                _wait_until_published(workspace.bootstrap, warm_up_topic)
                 turn.pause(keep_process=self._is_warm)
                 connection.execute("TRUNCATE outboxevent")
             yield turn
@@ -73,8 +73,8 @@ class Debezium(Contender):
             turn.end()
 
 
-def _connector(place: Place) -> dict[str, object]:
-    server = conninfo_to_dict(place.dsn)
+def _connector(workspace: Workspace) -> dict[str, object]:
+    server = conninfo_to_dict(workspace.dsn)
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "tasks.max": 1,
@@ -83,10 +83,10 @@ def _connector(place: Place) -> dict[str, object]:
         "database.user": server["user"],
         "database.password": server["password"],
         "database.dbname": server["dbname"],
-        "topic.prefix": f"{place.topic}-debezium",
+        "topic.prefix": f"{workspace.topic}-debezium",
         "plugin.name": "pgoutput",
-        "slot.name": place.topic,
-        "publication.name": place.topic,
+        "slot.name": workspace.topic,
+        "publication.name": workspace.topic,
         "publication.autocreate.mode": "filtered",
         "table.include.list": "public.outboxevent",
         "snapshot.mode": "no_data",
@@ -106,8 +106,8 @@ def _wait_until_published(bootstrap: str, topic: str) -> None:
 
 
 class _DebeziumTurn(Turn):
-    def __init__(self, place: Place, connector: Mapping[str, object]) -> None:
-        self._place = place
+    def __init__(self, workspace: Workspace, connector: Mapping[str, object]) -> None:
+        self._workspace = workspace
         self._connector = connector
         self._connect: Connect | None = None
         self._begun = 0.0
@@ -115,7 +115,7 @@ class _DebeziumTurn(Turn):
     def begin(self) -> Child:
         asked = time.monotonic()
         if self._connect is None:
-            self._connect = Connect(self._place)
+            self._connect = Connect(self._workspace)
             self._connect.run(self._connector)
         else:
             self._connect.resume()

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from benchmarks.peers.contender import Contender, Turn
 from benchmarks.peers.processes import Child
 from benchmarks.peers.rows import OUTBOX
-from benchmarks.peers.scene import Place
+from benchmarks.peers.servers import Workspace
 
 TABLE = """
 CREATE TABLE outbox (
@@ -40,22 +40,22 @@ class Goharvest(Contender):
         self._reaper = reaper.resolve()
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        with psycopg.connect(place.dsn, autocommit=True) as connection:
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        with psycopg.connect(workspace.dsn, autocommit=True) as connection:
             connection.execute(TABLE)
-        leader_topic = f"{place.topic}-leader"  # goharvest doesn't make it
-        place.make_topic(leader_topic)
+        leader_topic = f"{workspace.topic}-leader"  # goharvest doesn't make it
+        workspace.make_topic(leader_topic)
         harvest = {
-            "baseKafkaConfig": {"bootstrap.servers": place.bootstrap},
+            "baseKafkaConfig": {"bootstrap.servers": workspace.bootstrap},
             "leaderTopic": leader_topic,
             "leaderGroupID": leader_topic,
-            "dataSource": make_conninfo(place.dsn, sslmode="disable"),
+            "dataSource": make_conninfo(workspace.dsn, sslmode="disable"),
             "outboxTable": "outbox",
             "limits": self.settings,
         }
-        file = place.folder / "reaper.yaml"
+        file = workspace.folder / "reaper.yaml"
         file.write_text(yaml.safe_dump({"harvest": harvest, "logging": {"level": "Info"}}))
-        turn = _GoharvestTurn(self._reaper, file, place)
+        turn = _GoharvestTurn(self._reaper, file, workspace)
         try:
             yield turn
         finally:
@@ -63,15 +63,15 @@ class Goharvest(Contender):
 
 
 class _GoharvestTurn(Turn):
-    def __init__(self, reaper: Path, file: Path, place: Place) -> None:
+    def __init__(self, reaper: Path, file: Path, workspace: Workspace) -> None:
         self._reaper = reaper
         self._file = file
-        self._place = place
+        self._workspace = workspace
         self._child: Child | None = None
         self._begun = 0.0
 
     def begin(self) -> Child:
-        self._child = Child([self._reaper, "-f", self._file], log=self._place.folder / "goharvest.log")
+        self._child = Child([self._reaper, "-f", self._file], log=self._workspace.folder / "goharvest.log")
         self._begun, _ = self._child.wait_for("Elected as leader", within=_ELECTION_SECONDS)
         return self._child
 

@@ -10,7 +10,7 @@ import psycopg
 
 from benchmarks.peers.contender import Contender
 from benchmarks.peers.processes import ContenderError
-from benchmarks.peers.scene import Scene
+from benchmarks.peers.servers import BenchServers
 from benchmarks.peers.usage import Usage
 
 SETTINGS = {"shared_preload_libraries": "pg_stat_statements"}
@@ -43,24 +43,24 @@ class Idle:
         return {"measured": "idle", **asdict(self)}
 
 
-def measured(scene: Scene, contender: Contender, *, seconds: float) -> Idle | str:
-    """Let a contender wait for records, or say why it can't be. The scene's Postgres needs `SETTINGS`."""
+def measured(bench: BenchServers, contender: Contender, *, seconds: float) -> Idle | str:
+    """Let a contender wait for records, or say why it can't be. Its Postgres needs `SETTINGS`."""
     try:
-        return _measured(scene, contender, seconds=seconds)
+        return _measured(bench, contender, seconds=seconds)
     except ContenderError as error:
         return str(error)
 
 
-def _measured(scene: Scene, contender: Contender, *, seconds: float) -> Idle:
-    with scene.place() as place, Usage() as usage, contender.turn(place) as turn:
+def _measured(bench: BenchServers, contender: Contender, *, seconds: float) -> Idle:
+    with bench.workspace() as workspace, Usage() as usage, contender.turn(workspace) as turn:
         child = turn.begin()
         usage.watch("contender", child.pid, with_family=True)
-        usage.watch("postgres", scene.postgres.pid, with_family=True)
-        usage.watch("kafka", scene.kafka.pid)
+        usage.watch("postgres", bench.postgres.pid, with_family=True)
+        usage.watch("kafka", bench.kafka.pid)
         time.sleep(_SETTLE_SECONDS)
-        before, start = _calls(scene, place.topic), time.monotonic()
+        before, start = _calls(bench, workspace.topic), time.monotonic()
         time.sleep(seconds)
-        after, end = _calls(scene, place.topic), time.monotonic()
+        after, end = _calls(bench, workspace.topic), time.monotonic()
         time.sleep(0.2)  # for one more look at what they use
     made = {text: (number - before.get(text, 0)) / (end - start) for text, number in after.items()}
     percent = {
@@ -81,8 +81,8 @@ def _measured(scene: Scene, contender: Contender, *, seconds: float) -> Idle:
     )
 
 
-def _calls(scene: Scene, database: str) -> dict[str, int]:
+def _calls(bench: BenchServers, database: str) -> dict[str, int]:
     """How often each statement has been run in a database."""
-    with psycopg.connect(scene.postgres.dsn(), autocommit=True) as connection:
+    with psycopg.connect(bench.postgres.dsn(), autocommit=True) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
         return dict(connection.execute(_CALLS, (database,)).fetchall())

@@ -14,13 +14,13 @@ from airflow_outbox.harvest.config import Limits
 from benchmarks.peers.contender import Contender, Turn
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.rows import OUTBOX
-from benchmarks.peers.scene import Place
+from benchmarks.peers.servers import Workspace
 
 COMMAND = Path(sys.executable).with_name("airflow-outbox")
 _START_SECONDS = 30.0
 
 
-class Outbox(Contender):
+class AirflowOutbox(Contender):
     """`airflow-outbox harvest`; `settings` are added to its configuration, which otherwise names only the servers."""
 
     layout = OUTBOX
@@ -40,14 +40,14 @@ class Outbox(Contender):
         return [COMMAND, "harvest", "-f", file]
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        file = place.folder / "outbox.yaml"
-        servers = {"data_source": place.dsn, "kafka": {"bootstrap.servers": place.bootstrap}}
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        file = workspace.folder / "outbox.yaml"
+        servers = {"data_source": workspace.dsn, "kafka": {"bootstrap.servers": workspace.bootstrap}}
         file.write_text(yaml.safe_dump({**servers, **self.settings}))
         made = subprocess.run([COMMAND, "init", "-f", file], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if made.returncode != 0:
             raise ContenderError(f"airflow-outbox init: {made.stderr.strip()}")
-        turn = _OutboxTurn(self.command(file), place)
+        turn = _OutboxTurn(self.command(file), workspace)
         try:
             yield turn
         finally:
@@ -55,14 +55,14 @@ class Outbox(Contender):
 
 
 class _OutboxTurn(Turn):
-    def __init__(self, command: list[str | Path], place: Place) -> None:
+    def __init__(self, command: list[str | Path], workspace: Workspace) -> None:
         self._command = command
-        self._place = place
+        self._workspace = workspace
         self._child: Child | None = None
         self._begun = 0.0
 
     def begin(self) -> Child:
-        log = self._place.folder / "harvest.log"
+        log = self._workspace.folder / "harvest.log"
         self._child = Child(self._command, log=log)
         self._begun, _ = self._child.wait_for('"event": "view"', within=_START_SECONDS)
         return self._child

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from airflow_outbox.errors import OutboxError
 from benchmarks.peers.count import Found
-from benchmarks.peers.scene import PARTITIONS, ROOT, Place
+from benchmarks.peers.servers import PARTITIONS, ROOT, Workspace
 
 Changes = Sequence[tuple[float, Sequence[int]]]
 """The last stable offsets, one a partition, and the moments (`time.monotonic()`) at which they were first seen."""
@@ -23,7 +23,7 @@ class RefusedError(OutboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FirstAndLast:
     """The moments, by `time.monotonic()`, at which the first record and then every record could be read."""
 
     first: float
@@ -33,11 +33,11 @@ class Seen:
 class Sightings:
     """Watches a topic from now on. It has a process, so it is a context manager."""
 
-    def __init__(self, place: Place, *, rows: int, patience: float) -> None:
+    def __init__(self, workspace: Workspace, *, rows: int, patience: float) -> None:
         """`patience`: seconds without change after which it counts as the end."""
-        self._place = place
+        self._workspace = workspace
         self._rows = rows
-        command = [place.bootstrap, place.topic, f"--partitions={PARTITIONS}", f"--records={rows}"]
+        command = [workspace.bootstrap, workspace.topic, f"--partitions={PARTITIONS}", f"--records={rows}"]
         self._watch = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.peers.watch", *command, f"--patience={patience}"],
             stdin=subprocess.PIPE,
@@ -59,7 +59,7 @@ class Sightings:
         self._watch.wait()
         self._watch.stdout.close()
 
-    def wait(self) -> Seen:
+    def wait(self) -> FirstAndLast:
         """Wait until all rows can be read; call it when the contender has begun to publish.
 
         Raises RefusedError when they never can, or not correctly.
@@ -73,7 +73,7 @@ class Sightings:
             if not found.lost or told["state"] == "stalled":
                 break
         self._require_right(found)
-        return Seen(
+        return FirstAndLast(
             first=first_beyond(told["changes"], [0] * PARTITIONS, together=False),
             all=first_beyond(told["changes"], [last + 1 for last in found.last_offsets], together=True),
         )
@@ -88,7 +88,12 @@ class Sightings:
 
     def count(self) -> Found:
         """Read the topic."""
-        command = [self._place.bootstrap, self._place.topic, f"--partitions={PARTITIONS}", f"--rows={self._rows}"]
+        command = [
+            self._workspace.bootstrap,
+            self._workspace.topic,
+            f"--partitions={PARTITIONS}",
+            f"--rows={self._rows}",
+        ]
         counted = subprocess.run(
             [sys.executable, "-m", "benchmarks.peers.count", *command],
             stdin=subprocess.DEVNULL,

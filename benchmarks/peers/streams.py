@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from benchmarks.peers.contender import Contender
 from benchmarks.peers.processes import ContenderError
-from benchmarks.peers.scene import PARTITIONS, ROOT, Place, Scene
+from benchmarks.peers.servers import PARTITIONS, ROOT, BenchServers, Workspace
 from benchmarks.peers.sightings import RefusedError
 from benchmarks.peers.usage import Usage
 
@@ -37,7 +37,7 @@ class Delays:
         """Make it from delays in seconds."""
         found = sorted(delays)
         places = (0.5, 0.9, 0.99)
-        p50, p90, p99 = (round(1000 * found[int(place * len(found))], 1) for place in places)
+        p50, p90, p99 = (round(1000 * found[int(workspace * len(found))], 1) for workspace in places)
         return cls(p50, p90, p99, round(1000 * found[-1], 1))
 
 
@@ -63,7 +63,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StreamResult:
     """A turn. Processor time is in cores."""
 
     contender: str
@@ -87,24 +87,24 @@ class Result:
         return {name: value for name, value in {**line, **delays}.items() if value is not None}
 
 
-def measured(scene: Scene, contender: Contender, stream: Stream, *, number: int) -> Result:
+def measured(bench: BenchServers, contender: Contender, stream: Stream, *, number: int) -> StreamResult:
     """Let a contender publish a stream. `number` is the round's."""
     try:
-        return _measured(scene, contender, stream, number=number)
+        return _measured(bench, contender, stream, number=number)
     except (ContenderError, RefusedError) as error:
-        return Result(contender.name, stream.rate, number, 0.0, stream.rows - stream.lead_in, refused=str(error))
+        return StreamResult(contender.name, stream.rate, number, 0.0, stream.rows - stream.lead_in, refused=str(error))
 
 
-def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int) -> Result:
-    with scene.place() as place, Usage() as usage, contender.turn(place) as turn:
+def _measured(bench: BenchServers, contender: Contender, stream: Stream, *, number: int) -> StreamResult:
+    with bench.workspace() as workspace, Usage() as usage, contender.turn(workspace) as turn:
         child = turn.begin()
-        with Arrivals(place) as arrivals:
+        with Arrivals(workspace) as arrivals:
             usage.watch("contender", child.pid, with_family=True)
-            usage.watch("postgres", scene.postgres.pid, with_family=True)
-            usage.watch("kafka", scene.kafka.pid)
+            usage.watch("postgres", bench.postgres.pid, with_family=True)
+            usage.watch("kafka", bench.kafka.pid)
             usage.watch("bench", os.getpid())
             usage.watch("arrivals", arrivals.pid)
-            transactions = _written(place, contender, stream, usage)
+            transactions = _written(workspace, contender, stream, usage)
             seen = arrivals.all_of(stream.rows)
     counted = [each for each in transactions if each[0] >= stream.lead_in]
     start, end = counted[0][1], counted[-1][2]
@@ -113,7 +113,7 @@ def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int
         name: round(usage.cpu_seconds(name, start, end) / (end - start), 3)
         for name in ("contender", "postgres", "kafka")
     }
-    return Result(
+    return StreamResult(
         contender.name,
         stream.rate,
         number,
@@ -128,10 +128,12 @@ def _measured(scene: Scene, contender: Contender, stream: Stream, *, number: int
     )
 
 
-def _written(place: Place, contender: Contender, stream: Stream, usage: Usage) -> list[tuple[int, float, float]]:
+def _written(
+    workspace: Workspace, contender: Contender, stream: Stream, usage: Usage
+) -> list[tuple[int, float, float]]:
     """Let the writer write; return each transaction's first row, and when it was sent and committed."""
     options = [f"--rate={stream.rate}", f"--transaction={stream.transaction}", f"--rows={stream.rows}"]
-    command = [sys.executable, "-m", "benchmarks.peers.writer", place.dsn, contender.layout.table, place.topic]
+    command = [sys.executable, "-m", "benchmarks.peers.writer", workspace.dsn, contender.layout.table, workspace.topic]
     with subprocess.Popen(
         [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as writer:
@@ -146,8 +148,8 @@ def _written(place: Place, contender: Contender, stream: Stream, usage: Usage) -
 class Arrivals:
     """A consumer in a process of its own, from now on. A context manager."""
 
-    def __init__(self, place: Place) -> None:
-        command = [sys.executable, "-m", "benchmarks.peers.arrivals", place.bootstrap, place.topic]
+    def __init__(self, workspace: Workspace) -> None:
+        command = [sys.executable, "-m", "benchmarks.peers.arrivals", workspace.bootstrap, workspace.topic]
         self._consumer = subprocess.Popen(
             [*command, f"--partitions={PARTITIONS}"],
             stdin=subprocess.PIPE,

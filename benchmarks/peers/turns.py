@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.peers.contender import Contender
 from benchmarks.peers.processes import ContenderError
 from benchmarks.peers.rows import Shape
-from benchmarks.peers.scene import Scene
-from benchmarks.peers.sightings import RefusedError, Seen, Sightings
+from benchmarks.peers.servers import BenchServers
+from benchmarks.peers.sightings import FirstAndLast, RefusedError, Sightings
 from benchmarks.peers.usage import Usage
 
 _CALM_SECONDS = 0.5
@@ -36,7 +36,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TurnResult:
     """A turn, with its figures or why it gets none."""
 
     contender: str
@@ -51,23 +51,25 @@ class Result:
         return line | (asdict(self.figures) if self.figures else {"refused": self.refused})
 
 
-def measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, number: int, patience: float) -> Result:
+def measured(
+    bench: BenchServers, contender: Contender, shape: Shape, *, rows: int, number: int, patience: float
+) -> TurnResult:
     """Let a contender publish a backlog. `number` is the round's; see `Sightings` for `patience`."""
     try:
-        figures = _measured(scene, contender, shape, rows=rows, patience=patience)
+        figures = _measured(bench, contender, shape, rows=rows, patience=patience)
     except (ContenderError, RefusedError) as error:
-        return Result(contender.name, shape.name, number, rows, refused=str(error))
-    return Result(contender.name, shape.name, number, rows, figures)
+        return TurnResult(contender.name, shape.name, number, rows, refused=str(error))
+    return TurnResult(contender.name, shape.name, number, rows, figures)
 
 
-def _measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, patience: float) -> Figures:
-    with scene.place() as place, Usage() as usage:
-        usage.watch("postgres", scene.postgres.pid, with_family=True)
-        usage.watch("kafka", scene.kafka.pid)
+def _measured(bench: BenchServers, contender: Contender, shape: Shape, *, rows: int, patience: float) -> Figures:
+    with bench.workspace() as workspace, Usage() as usage:
+        usage.watch("postgres", bench.postgres.pid, with_family=True)
+        usage.watch("kafka", bench.kafka.pid)
         usage.watch("bench", os.getpid())
-        with contender.turn(place) as turn:
-            contender.layout.load(place.dsn, shape, place.topic, rows)
-            with Sightings(place, rows=rows, patience=patience) as sightings:
+        with contender.turn(workspace) as turn:
+            contender.layout.load(workspace.dsn, shape, workspace.topic, rows)
+            with Sightings(workspace, rows=rows, patience=patience) as sightings:
                 usage.watch("sightings", sightings.pid)
                 time.sleep(_CALM_SECONDS)
                 child = turn.begin()
@@ -78,7 +80,7 @@ def _measured(scene: Scene, contender: Contender, shape: Shape, *, rows: int, pa
         return figures
 
 
-def _figures(usage: Usage, begun: float, seen: Seen, rows: int) -> Figures:
+def _figures(usage: Usage, begun: float, seen: FirstAndLast, rows: int) -> Figures:
     seconds = seen.all - begun
     used = {name: usage.cpu_seconds(name, begun, seen.all) for name in ("contender", "postgres", "kafka")}
     return Figures(

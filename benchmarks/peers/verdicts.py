@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.peers.turns import Result
+from benchmarks.peers.turns import TurnResult
 
 EXACTLY_ONCE = "exactly once"
 AT_LEAST_ONCE = "at least once"
@@ -54,7 +54,7 @@ TARGETS = (
 )
 
 
-def summary(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+def summary(results: Sequence[TurnResult]) -> Iterator[dict[str, Any]]:
     """Lines for all that was measured."""
     rates: dict[Side, dict[int, float]] = {}
     peaks: dict[str, float] = {}

@@ -22,7 +22,7 @@ MARK = "profiled "
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageTime:
     """The time of a stage in one thread."""
 
     stage: str
@@ -38,7 +38,7 @@ class Profile:
 
     begun: float
     ended: float
-    stages: list[Stage]
+    stages: list[StageTime]
     threads: dict[str, float]
     """Processor seconds of each of Python's threads."""
     process_seconds: float
@@ -51,7 +51,7 @@ def between(before: Reading, after: Reading) -> Profile:
         wall_before, cpu_before, calls_before = before.totals.get(place, (0.0, 0.0, 0))
         thread, stage = place
         if calls > calls_before:
-            stages.append(Stage(stage, thread, wall - wall_before, cpu - cpu_before, calls - calls_before))
+            stages.append(StageTime(stage, thread, wall - wall_before, cpu - cpu_before, calls - calls_before))
     threads = {name: used - before.threads.get(name, 0.0) for name, used in after.threads.items()}
     return Profile(before.moment, after.moment, stages, threads, after.process - before.process)
 

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.peers.contender import Turn
-from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.outbox import AirflowOutbox
 from benchmarks.peers.processes import Child
-from benchmarks.peers.scene import Place
-from benchmarks.profiling.child import MARK, Profile, Stage
+from benchmarks.peers.servers import Workspace
+from benchmarks.profiling.child import MARK, Profile, StageTime
 
 _PURGE_SECONDS = 30.0
 
 
-class Profiled(Outbox):
+class Profiled(AirflowOutbox):
     """`profile` is the result of the last turn; None when it was not finished."""
 
     def __init__(self, name: str, *, rows: int) -> None:
@@ -29,8 +29,8 @@ class Profiled(Outbox):
         return [sys.executable, "-m", "benchmarks.profiling.child", file, f"--rows={self._rows}"]
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        with super().turn(place) as turn:
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        with super().turn(workspace) as turn:
             yield (reading := _ProfiledTurn(turn))
         self.profile = reading.profile
 
@@ -51,5 +51,5 @@ class _ProfiledTurn(Turn):
             f"^{MARK}", within=_PURGE_SECONDS
         )  # consumers see records before they are purged
         found = json.loads(line.removeprefix(MARK))
-        self.profile = Profile(**{**found, "stages": [Stage(**stage) for stage in found["stages"]]})
+        self.profile = Profile(**{**found, "stages": [StageTime(**stage) for stage in found["stages"]]})
         return self._turn.begun()

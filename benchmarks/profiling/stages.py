@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReports
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
@@ -76,7 +77,7 @@ def time_all(timers: Timers, *, purged: Callable[[int], None], taken_over: Calla
     timers.around(TransactionalProducer, "_publish", PRODUCE)
     timers.around(TopicCache, "partitions", CHOOSE)
     timers.around(Partitioner, "choose", CHOOSE)
-    timers.around(TransactionalProducer, "_edges", CHOOSE)
+    timers.around(DeliveryReports, "edges", CHOOSE)
     timers.around(TransactionalProducer, "_flush", FLUSH, inside=PRODUCE)
     timers.around(TransactionalProducer, "_commit", LEDGER)
     for name in ("heartbeat", "require_fence"):

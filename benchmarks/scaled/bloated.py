@@ -9,16 +9,16 @@ from contextlib import ExitStack, contextmanager
 import psycopg
 
 from benchmarks.peers.contender import Turn
-from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.outbox import AirflowOutbox
 from benchmarks.peers.processes import Child, ContenderError
 from benchmarks.peers.rows import SHAPES
-from benchmarks.peers.scene import PARTITIONS, Place
+from benchmarks.peers.servers import PARTITIONS, Workspace
 from benchmarks.scaled.generated import GENERATED
 
 _DEAD = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'outbox'::regclass"
 
 
-class Backlogged(Outbox):
+class Backlogged(AirflowOutbox):
     """This project over rows that Postgres has made."""
 
     layout = GENERATED
@@ -37,30 +37,30 @@ class Used(Backlogged):
         self._held = held
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        with super().turn(place) as turn, ExitStack() as stack:
-            topic = f"{place.topic}-before"
-            place.make_topic(topic, partitions=PARTITIONS)
-            GENERATED.load(place.dsn, SHAPES["keys"], topic, self._before)
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        with super().turn(workspace) as turn, ExitStack() as stack:
+            topic = f"{workspace.topic}-before"
+            workspace.make_topic(topic, partitions=PARTITIONS)
+            GENERATED.load(workspace.dsn, SHAPES["keys"], topic, self._before)
             if self._held:
-                holder = stack.enter_context(psycopg.connect(place.dsn))
+                holder = stack.enter_context(psycopg.connect(workspace.dsn))
                 holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 holder.execute("SELECT FROM outbox LIMIT 1")
-            harvest = [*self.command(place.folder / "outbox.yaml"), "--until", "drained"]
+            harvest = [*self.command(workspace.folder / "outbox.yaml"), "--until", "drained"]
             done = subprocess.run(harvest, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             if done.returncode != 0:
                 raise ContenderError(f"the backlog before was not published: {done.stdout[-500:]}{done.stderr[-500:]}")
-            yield _UsedTurn(turn, self, place)
+            yield _UsedTurn(turn, self, workspace)
 
 
 class _UsedTurn(Turn):
-    def __init__(self, turn: Turn, contender: Used, place: Place) -> None:
+    def __init__(self, turn: Turn, contender: Used, workspace: Workspace) -> None:
         self._turn = turn
         self._contender = contender
-        self._place = place
+        self._workspace = workspace
 
     def begin(self) -> Child:
-        with psycopg.connect(self._place.dsn, autocommit=True) as connection:
+        with psycopg.connect(self._workspace.dsn, autocommit=True) as connection:
             found = connection.execute(_DEAD).fetchone()
         self._contender.dead_rows = int(found[0]) if found else 0
         return self._turn.begin()

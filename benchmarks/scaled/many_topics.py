@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.peers.processes import ContenderError
 from benchmarks.peers.rows import SHAPES, number_of
-from benchmarks.peers.scene import PARTITIONS, Place, Scene
+from benchmarks.peers.servers import PARTITIONS, BenchServers, Workspace
 from benchmarks.peers.sightings import RefusedError
 from benchmarks.peers.usage import Usage
 from benchmarks.scaled.bloated import Backlogged
@@ -50,47 +50,47 @@ class Spread:
         return {**asdict(self), "records_per_second": rate}
 
 
-def spread(scene: Scene, *, topics: int, rows: int, number: int) -> Spread:
+def spread(bench: BenchServers, *, topics: int, rows: int, number: int) -> Spread:
     """Publish rows that take turns over topics: one of four partitions, or many of one partition each."""
     partitions = PARTITIONS if topics == 1 else 1
     result = {"topics": topics, "partitions": topics * partitions, "round": number, "records": rows}
     try:
-        seconds, peak_mb, others = _measured(scene, topics=topics, rows=rows)
+        seconds, peak_mb, others = _measured(bench, topics=topics, rows=rows)
     except (ContenderError, RefusedError) as error:
         return Spread(**result, refused=str(error))
     return Spread(**result, seconds=round(seconds, 3), peak_mb=round(peak_mb), others_cores=round(others, 2))
 
 
-def _measured(scene: Scene, *, topics: int, rows: int) -> tuple[float, float, float]:
-    with scene.place() as place:
-        names = [place.topic] if topics == 1 else [f"{place.topic}-{number}" for number in range(topics)]
+def _measured(bench: BenchServers, *, topics: int, rows: int) -> tuple[float, float, float]:
+    with bench.workspace() as workspace:
+        names = [workspace.topic] if topics == 1 else [f"{workspace.topic}-{number}" for number in range(topics)]
         if topics > 1:
-            _make(place, names)
-        with Usage() as usage, Backlogged("many topics").turn(place) as turn:
-            usage.watch("postgres", scene.postgres.pid, with_family=True)
-            usage.watch("kafka", scene.kafka.pid)
-            GENERATED.load(place.dsn, SHAPES["keys"], place.topic, rows, topics=topics)
+            _make(workspace, names)
+        with Usage() as usage, Backlogged("many topics").turn(workspace) as turn:
+            usage.watch("postgres", bench.postgres.pid, with_family=True)
+            usage.watch("kafka", bench.kafka.pid)
+            GENERATED.load(workspace.dsn, SHAPES["keys"], workspace.topic, rows, topics=topics)
             time.sleep(_CALM_SECONDS)
             child = turn.begin()
             usage.watch("contender", child.pid, with_family=True)
-            ended = _wait_until_purged(place)
+            ended = _wait_until_purged(workspace)
             begun = turn.begun()
             time.sleep(0.2)  # for one more look at what is used
-        _require_right(place, names, rows=rows, partitions=PARTITIONS if topics == 1 else 1)
+        _require_right(workspace, names, rows=rows, partitions=PARTITIONS if topics == 1 else 1)
     return ended - begun, usage.peak_mb("contender"), usage.others_cores(begun, ended)
 
 
-def _make(place: Place, names: list[str]) -> None:
-    admin = AdminClient({"bootstrap.servers": place.bootstrap, "log_level": 0})
+def _make(workspace: Workspace, names: list[str]) -> None:
+    admin = AdminClient({"bootstrap.servers": workspace.bootstrap, "log_level": 0})
     for made in admin.create_topics([NewTopic(name, 1, 1) for name in names], request_timeout=60).values():
         made.result(60)
-    place.make_topic(f"{place.topic}-made")  # once it has a leader, those before it have
+    workspace.make_topic(f"{workspace.topic}-made")  # once it has a leader, those before it have
 
 
-def _wait_until_purged(place: Place) -> float:
+def _wait_until_purged(workspace: Workspace) -> float:
     """The moment at which the last row is gone. Batches are purged in the order of their ids."""
     deadline = time.monotonic() + _PATIENCE
-    with psycopg.connect(place.dsn, autocommit=True) as connection:
+    with psycopg.connect(workspace.dsn, autocommit=True) as connection:
         last = connection.execute("SELECT max(id) FROM outbox").fetchone()
         while connection.execute("SELECT FROM outbox WHERE id = %s", last).fetchone() is not None:
             if time.monotonic() > deadline:
@@ -99,11 +99,11 @@ def _wait_until_purged(place: Place) -> float:
         return time.monotonic()
 
 
-def _require_right(place: Place, names: list[str], *, rows: int, partitions: int) -> None:
+def _require_right(workspace: Workspace, names: list[str], *, rows: int, partitions: int) -> None:
     """Require each row once, and the rows of each topic and key in their order."""
     consumer = Consumer(
         {
-            "bootstrap.servers": place.bootstrap,
+            "bootstrap.servers": workspace.bootstrap,
             "group.id": "unused",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

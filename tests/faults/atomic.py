@@ -30,7 +30,7 @@ _WRITERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceRecord:
     """Which record of which source transaction."""
 
     transaction: int
@@ -38,7 +38,7 @@ class Place:
     total: int
 
     @classmethod
-    def of(cls, message: Message) -> Place:
+    def of(cls, message: Message) -> SourceRecord:
         return cls(*json.loads(message.value() or b""))
 
 
@@ -97,11 +97,11 @@ def torn(committed: dict[int, int], messages: Iterable[Message], batches: dict[t
     """
     seen: defaultdict[int, list[Message]] = defaultdict(list)
     for message in messages:
-        seen[Place.of(message).transaction].append(message)
+        seen[SourceRecord.of(message).transaction].append(message)
     wrong = [f"{transaction} was never committed" for transaction in seen.keys() - committed.keys()]
     for transaction, total in committed.items():
         records = seen[transaction]
-        if sorted(Place.of(message).number for message in records) != list(range(total)):
+        if sorted(SourceRecord.of(message).number for message in records) != list(range(total)):
             wrong.append(f"{transaction} has {len(records)} of {total} records")
         elif len({batches.get((message.partition() or 0, message.offset() or 0)) for message in records}) != 1:
             wrong.append(f"{transaction} is in several batches")

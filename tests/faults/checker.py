@@ -27,7 +27,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """What is wrong, in words, a line a record; and how many sightings only repeated earlier ones, which is allowed."""
 
     lost: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Verdict:
         return "\n".join([*said, f"{self.duplicates} duplicates"])
 
 
-def judge(stashed: Mapping[Lane, Sequence[Hashable]], seen: Iterable[Sighting]) -> Verdict:
+def judge(stashed: Mapping[Lane, Sequence[Hashable]], seen: Iterable[Sighting]) -> Judgement:
     """Hold what was seen, in the order of each partition, against what was stashed, in the order of each lane."""
     places = {lane: {record: place for place, record in enumerate(records)} for lane, records in stashed.items()}
     first_seen: dict[Lane, set[Hashable]] = {lane: set() for lane in stashed}
@@ -73,7 +73,7 @@ def judge(stashed: Mapping[Lane, Sequence[Hashable]], seen: Iterable[Sighting]) 
         for record in records
         if record not in first_seen[lane]
     ]
-    return Verdict(tuple(lost), tuple(out_of_order), tuple(foreign), duplicates)
+    return Judgement(tuple(lost), tuple(out_of_order), tuple(foreign), duplicates)
 
 
 def came_back(leaders: Iterable[Hashable]) -> list[Hashable]:

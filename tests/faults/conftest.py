@@ -12,27 +12,6 @@ from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, Scene, Servers
 from support.harvesting import make_outbox
 
 RECORDS = {"short": 6_000, "long": 20_000}
-AT_LEAST_ONCE_IN_SHORT = {
-    "test_connections.py": ("produce",),
-    "test_servers_and_processes.py": ("leader_is_killed", "postgres_is_restarted"),
-    "test_take_over.py": ("after_kill",),
-}
-"""Which tests of these files are played at least once in the short form, too."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the short form, what is at least once is struck at the places, and taken over in the ways, that differ."""
-    if config.getoption("--faults") == "long":
-        return
-    left_out = [
-        item
-        for item in items
-        if AT_LEAST_ONCE in item.name
-        and item.path.name in AT_LEAST_ONCE_IN_SHORT
-        and not any(name in item.name for name in AT_LEAST_ONCE_IN_SHORT[item.path.name])
-    ]
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

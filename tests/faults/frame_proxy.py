@@ -65,7 +65,7 @@ class Hold:
 class Late:
     """The client's side of its connection is cut, and the broker gets it on the old connection when, one step after the
     other, so many requests of the same transactional id are answered without an error. Without steps it waits until
-    `Strike.deliver`.
+    `Mistreatment.deliver`.
     """
 
     after: tuple[Step, ...] = ()
@@ -75,7 +75,7 @@ Treatment = Drop | Cut | Twice | Delay | Hold | Late
 Rule = Callable[[Request], Treatment | None]
 
 
-class Strike:
+class Mistreatment:
     """A request that was mistreated."""
 
     def __init__(self, request: Request, treatment: Treatment, wire: _Wire, frame: bytes) -> None:
@@ -110,7 +110,7 @@ class Fault:
     """A rule at work."""
 
     rule: Rule
-    strikes: list[Strike] = field(default_factory=list)
+    strikes: list[Mistreatment] = field(default_factory=list)
     struck: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -129,7 +129,7 @@ class FrameProxy:
         self.faults: list[Fault] = []
         self.wires: set[_Wire] = set()
         self._connections = 0
-        self._waiting: list[Strike] = []  # late ones that a moment is to come for
+        self._waiting: list[Mistreatment] = []  # late ones that a moment is to come for
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="frame proxy", daemon=True)
         self._thread.start()
@@ -205,13 +205,13 @@ class FrameProxy:
         self._connections += 1
         return self._connections
 
-    def treatment_of(self, wire: _Wire, request: Request, frame: bytes) -> Strike | None:
+    def treatment_of(self, wire: _Wire, request: Request, frame: bytes) -> Mistreatment | None:
         """The strike of the first rule that has something to say."""
         self.seen.append(request)
         for fault in self.faults:
             treatment = fault.rule(request)
             if treatment is not None:
-                strike = Strike(request, treatment, wire, frame)
+                strike = Mistreatment(request, treatment, wire, frame)
                 fault.strikes.append(strike)
                 self.on_strike()
                 fault.struck.set()
@@ -258,7 +258,7 @@ class _Waiting:
 
     due: float
     frame: bytes | None
-    strike: Strike | None
+    strike: Mistreatment | None
 
 
 class _Wire:
@@ -271,10 +271,10 @@ class _Wire:
         self._number = proxy.number()
         self._requests, self._answers = Frames(), Frames()
         self._on_the_way: deque[_Waiting] = deque()
-        self._open: dict[int, tuple[Request, Strike | None]] = {}  # by correlation id: sent, and not answered
+        self._open: dict[int, tuple[Request, Mistreatment | None]] = {}  # by correlation id: sent, and not answered
         self._unheard: set[int] = set()  # correlation ids whose next answer the client must not hear
         self._is_late = False  # the client has lost it, the broker has not
-        self._held: list[Strike] = []
+        self._held: list[Mistreatment] = []
         self._connecting: asyncio.Task[None] | None = None
 
     def _opened(self) -> None:
@@ -300,7 +300,7 @@ class _Wire:
             if self.client.transport is None or self.client.transport.is_closing():
                 return  # what came after it is lost with the connection
 
-    def _treat(self, request: Request, frame: bytes, strike: Strike | None) -> None:
+    def _treat(self, request: Request, frame: bytes, strike: Mistreatment | None) -> None:
         match None if strike is None else strike.treatment:
             case Drop():
                 assert strike is not None
@@ -324,7 +324,7 @@ class _Wire:
                 self._open[request.correlation_id] = request, strike
                 self._send(frame, strike)
 
-    def _send(self, frame: bytes | None, strike: Strike | None = None, due: float = 0.0) -> None:
+    def _send(self, frame: bytes | None, strike: Mistreatment | None = None, due: float = 0.0) -> None:
         last = self._on_the_way[-1].due if self._on_the_way else 0.0
         self._on_the_way.append(_Waiting(max(due, last), frame, strike))
         if self._on_the_way[-1].due == 0.0:
@@ -373,7 +373,7 @@ class _Wire:
             if not self._is_late and error_in(answer, request) == 0:
                 self.proxy.answered(request)
 
-    def deliver(self, strike: Strike) -> None:
+    def deliver(self, strike: Mistreatment) -> None:
         if strike in self._held:
             self._held.remove(strike)
             self._open[strike.request.correlation_id] = strike.request, strike

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
-from faults.checker import Verdict
+from faults.checker import Judgement
 from faults.frame_proxy import Cut, Delay, Fault, FrameProxy, Late, Step, Treatment, Twice
 from faults.frames import Api, Request
 from faults.load import IMPATIENT
@@ -139,7 +139,7 @@ class LateScene(Scene):
         self.wait_until(lambda: all(fault.struck.is_set() for fault in faults))
         self.wait_until(lambda: all(fault.delivered == len(fault.strikes) for fault in faults))
 
-    def ends_well(self, *, within: float = 60) -> Verdict:
+    def ends_well(self, *, within: float = 60) -> Judgement:
         for proxy in (self.frames, self.between):
             proxy.heal()
         return super().ends_well(within=within)

@@ -1,4 +1,4 @@
-"""A load that is in its middle for as long as a test needs, and the witness of what comes out."""
+"""A load that is in its middle for as long as a test needs, and the reader of what comes out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCH = 250
 _RECENT = 20_000
 
 
-class Witness:
+class TopicReader:
     """A plain consumer of a topic that reads committed, from its beginning, with a clock of its own. It ends with
     `close`.
     """
@@ -35,7 +35,7 @@ class Witness:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
-                "group.id": "witness",
+                "group.id": "reader",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
@@ -49,7 +49,7 @@ class Witness:
         self._partitions = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
         self._consumer.assign(self._partitions)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -102,14 +102,14 @@ class Load:
     committed.
     """
 
-    def __init__(self, database: str, *, topic: str, records: int, witness: Witness, pot: int) -> None:
+    def __init__(self, database: str, *, topic: str, records: int, reader: TopicReader, pot: int) -> None:
         """`pot` is how many records wait or are in flight before the fault."""
         self.stashed: defaultdict[Lane, list[int]] = defaultdict(list)
         self.written = 0
         self._database = database
         self._topic = topic
         self._records = records
-        self._witness = witness
+        self._reader = reader
         self.pot = pot
         self._hit = threading.Event()
         self._ending = threading.Event()
@@ -133,7 +133,7 @@ class Load:
 
     def _run(self) -> None:
         while not self._ending.is_set() and not (self._hit.is_set() and self.written >= self._records):
-            if self._hit.is_set() or self.written - len(self._witness) < self.pot:
+            if self._hit.is_set() or self.written - len(self._reader) < self.pot:
                 self._write()
             else:
                 self._hit.wait(0.01)

@@ -18,8 +18,8 @@ from typing import Any
 import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from faults.checker import Verdict, came_back, judge
-from faults.load import IMPATIENT, Load, Witness
+from faults.checker import Judgement, came_back, judge
+from faults.load import IMPATIENT, Load, TopicReader
 from faults.proxy import Proxy
 from psycopg.conninfo import make_conninfo
 from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
@@ -111,7 +111,7 @@ class Scene:
     pot: int = 4_000  # records that wait or are in flight before the fault
     members: list[Process] = field(default_factory=list)
     _struck: list[int] = field(default_factory=list)  # what was in flight whenever a proxy struck
-    _witness: Witness | None = None
+    _reader: TopicReader | None = None
     _load: Load | None = None
 
     def __post_init__(self) -> None:
@@ -161,15 +161,15 @@ class Scene:
     def group_members(self, group: str | None = None) -> int:
         """How many the coordinator counts in the election's group, once it has an assignment for them all."""
         client = AdminClient({"bootstrap.servers": self.servers.kafka.bootstrap, "log_level": 0})
-        group = group or f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_leader')[0][0]}"
+        group = group or f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_state')[0][0]}"
         described = client.describe_consumer_groups([group])[group].result(10)
         return len(described.members) if described.state.name == "STABLE" else 0
 
     @property
-    def witness(self) -> Witness:
-        if self._witness is None:
-            self._witness = Witness(self.servers.kafka.bootstrap, self.outbox.topic)
-        return self._witness
+    def reader(self) -> TopicReader:
+        if self._reader is None:
+            self._reader = TopicReader(self.servers.kafka.bootstrap, self.outbox.topic)
+        return self._reader
 
     @property
     def load(self) -> Load:
@@ -183,11 +183,11 @@ class Scene:
                 self.outbox.database,
                 topic=self.outbox.topic,
                 records=self.records,
-                witness=self.witness,
+                reader=self.reader,
                 pot=self.pot,
             )
-        awaited = len(self.witness) + (records or self.records // 8)
-        self.wait_until(lambda: len(self.witness) > awaited and self.marked() > 0)
+        awaited = len(self.reader) + (records or self.records // 8)
+        self.wait_until(lambda: len(self.reader) > awaited and self.marked() > 0)
 
     @property
     def is_exactly_once(self) -> bool:
@@ -268,7 +268,7 @@ class Scene:
                 lines.append(f"{event['time']} member {place}: {event}")
         return "\n".join(sorted(lines)[-60:])
 
-    def ends_well(self, *, within: float = 60) -> Verdict:
+    def ends_well(self, *, within: float = 60) -> Judgement:
         """Let the load end and everything be harvested, end the members, and judge."""
         self.load.finish(within)
         self.wait_until(lambda: self.outbox.left() == 0, within=within)
@@ -284,8 +284,8 @@ class Scene:
         for proxy in self.servers.proxies:
             proxy.heal()
         self.wait_until(lambda: self.backends() == 0)
-        self.wait_until(self.witness.has_read_all)
-        verdict = judge(self.load.stashed, self.witness.sightings)
+        self.wait_until(self.reader.has_read_all)
+        verdict = judge(self.load.stashed, self.reader.sightings)
         assert not verdict.complaints, f"{verdict}\n{self.story()}"
         assert not (self.is_exactly_once and verdict.duplicates), f"{verdict}\n{self.story()}"
         effects = [leader for (leader,) in self.outbox.query("SELECT leader FROM effects ORDER BY id")]
@@ -309,8 +309,8 @@ class Scene:
             member.end()
         if self._load is not None:
             self._load.close()
-        if self._witness is not None:
-            self._witness.close()
+        if self._reader is not None:
+            self._reader.close()
 
 
 def moment_of(event: dict[str, Any]) -> float:

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from faults.atomic import InterleavedLoad, Place, read_batches, torn
+from faults.atomic import InterleavedLoad, SourceRecord, read_batches, torn
 from faults.histories import Stage, told
-from support.harvesting import make_outbox, wait_until
+from support.harvesting import SHORT_SESSION, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
-LIMITS = {"batch_records": 40, "max_in_flight_records": 120, "heartbeat_timeout": 1.9}
-"""So small that most windows are cut into several batches."""
+LIMITS = {"batch_records": 40, "max_in_flight_records": 120, **SHORT_SESSION}
+"""So small that most windows are cut into several batches, and short enough that a successor leads soon."""
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_also_when_leaders_are_killed(stage: Stage, kafka: EmbeddedKafka) -> Non
     leader = stage.harvester()
     for kill in range(3):
         leader.wait_for("view")
-        published = len(stage.outbox.committed())
-        wait_until(lambda seen=published: len(stage.outbox.committed()) > seen + 300)  # type: ignore[misc]
+        before = stage.outbox.written()
+        wait_until(lambda: stage.outbox.written() > before + 300)  # noqa: B023
         time.sleep(0.1 * kill)
         leader.popen.kill()
         leader.popen.wait()
@@ -84,7 +84,7 @@ def write(stage: Stage, transaction: int, *keys: str) -> Ticket:
 
 def visible(stage: Stage) -> Counter[int]:
     """How many records of each source transaction consumers see."""
-    return Counter(Place.of(message).transaction for message in stage.outbox.committed())
+    return Counter(SourceRecord.of(message).transaction for message in stage.outbox.committed())
 
 
 def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: EmbeddedKafka) -> None:
@@ -103,7 +103,7 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: Em
     rows = json.loads(stage.command("parked list", "--limit", "1000", "--output", "json"))
     assert Counter(row["transaction_id"] for row in rows) == {large.transaction_id: 150, held.transaction_id: 2}
     [refused] = [row for row in rows if row["cause"] is not None]
-    says = f"transaction {large.transaction_id} has 150 records, and max_transaction_records is 100"
+    says = f"transaction {large.transaction_id} has 150 records, but max_transaction_records is 100"
     assert (refused["transaction_id"], refused["cause"]) == (large.transaction_id, "too_large")
     assert says in refused["reason"]
 
@@ -116,5 +116,5 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: Em
         wait_until(lambda: visible(stage) == {0: 150, 1: 2, 2: 2}, doing="publishing what was parked")
     batches = read_batches(stage.outbox, stage.names.ledger_topic, kafka)
     assert torn({0: 150, 1: 2, 2: 2}, stage.outbox.committed(), batches) == []
-    shared = [Place.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
+    shared = [SourceRecord.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
     assert shared == [0, 1]

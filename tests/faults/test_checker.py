@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from faults.checker import Lane, Sighting, Verdict, came_back, judge
+from faults.checker import Judgement, Lane, Sighting, came_back, judge
 from hypothesis import given
 from hypothesis import strategies as st
 
 LANE: Lane = ("t", "k")
 
 
-def verdict(*records: int) -> Verdict:
+def verdict(*records: int) -> Judgement:
     """Of a history in which 0, 1, 2 were stashed in one lane and these were seen."""
     return judge({LANE: [0, 1, 2]}, [Sighting(LANE, record) for record in records])
 
@@ -20,7 +20,7 @@ def verdict(*records: int) -> Verdict:
     [((0, 1, 2), 0), ((0, 0, 1, 2), 1), ((0, 1, 0, 2), 1), ((0, 1, 0, 1, 2, 2), 3), ((0, 1, 2, 0, 1, 2), 3)],
 )
 def test_what_only_repeats_what_was_seen_is_right(seen: tuple[int, ...], duplicates: int) -> None:
-    assert verdict(*seen) == Verdict(duplicates=duplicates)
+    assert verdict(*seen) == Judgement(duplicates=duplicates)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_broken_histories_are_found(seen: tuple[int, ...], lost: int, out_of_ord
 def test_lanes_have_no_order_between_them() -> None:
     other: Lane = ("t", "other")
     seen = [Sighting(other, 1), Sighting(LANE, 0), Sighting(LANE, 2)]
-    assert judge({LANE: [0, 2], other: [1]}, seen) == Verdict()
+    assert judge({LANE: [0, 2], other: [1]}, seen) == Judgement()
     assert judge({LANE: [0, 1, 2], other: []}, seen).foreign == ("1 of ('t', 'other')",)
     assert judge({LANE: [0, 2]}, seen).foreign == ("1 of ('t', 'other')",)
 
 
 def test_the_order_is_that_of_stashing_not_of_the_numbers() -> None:
-    assert judge({LANE: [7, 3]}, [Sighting(LANE, 7), Sighting(LANE, 3)]) == Verdict()
+    assert judge({LANE: [7, 3]}, [Sighting(LANE, 7), Sighting(LANE, 3)]) == Judgement()
     assert judge({LANE: [7, 3]}, [Sighting(LANE, 3), Sighting(LANE, 7)]).out_of_order
 
 

@@ -17,7 +17,7 @@ LIMITS = {"statement_timeout": 3, "delivery_timeout": 4, "transaction_timeout": 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Target:
     """Where a fault strikes: which proxy, which of its connections, and which bytes are the request that counts."""
 
     name: str
@@ -27,19 +27,13 @@ class Place:
     latency: float
 
 
-PLACES = [
-    # psycopg prepares the statements that it repeats, and calls them so.
-    Place("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_" in data, 0.5),
-    Place("produce", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\0", 0.1),
-    Place(
-        "purge",
-        lambda servers: servers.to_postgres,
-        PURGE,
-        lambda data: b"DELETE FROM" in data or b"_pg3_" in data,
-        0.5,
-    ),
-]
-COMMIT = Place("commit", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\x1a", 0.1)
+# psycopg prepares the statements that it repeats, and calls them so.
+MARK_ROWS = Target("mark", lambda servers: servers.to_postgres, MARK, lambda data: b"_pg3_" in data, 0.5)
+PRODUCE = Target("produce", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\0", 0.1)
+PURGE_ROWS = Target(
+    "purge", lambda servers: servers.to_postgres, PURGE, lambda data: b"DELETE FROM" in data or b"_pg3_" in data, 0.5
+)
+COMMIT = Target("commit", lambda servers: servers.to_produce, b"", lambda data: data[4:6] == b"\0\x1a", 0.1)
 """Of Kafka's transaction: EndTxn, after whose loss nobody knows what became of it."""
 
 
@@ -47,62 +41,67 @@ SAYS = {
     "mark": "has not answered",
     "produce": "was not (published|written)",  # a record of the outbox, or the ledger, whichever was on its way
     "purge": "has not answered",
-    "commit": "whether a batch is committed is not known",
+    "commit": "nobody knows yet whether a batch was committed",
 }
 """What a leader says of a request that is never answered."""
 
 pytestmark = pytest.mark.parametrize(
-    ("delivery", "place"),
+    ("delivery", "target"),
     [
-        *((EXACTLY_ONCE, place) for place in [*PLACES, COMMIT]),
-        *((AT_LEAST_ONCE, place) for place in PLACES),
+        *((EXACTLY_ONCE, target) for target in (MARK_ROWS, PRODUCE, PURGE_ROWS, COMMIT)),
+        (AT_LEAST_ONCE, PRODUCE),
+        *(pytest.param(AT_LEAST_ONCE, target, marks=pytest.mark.long) for target in (MARK_ROWS, PURGE_ROWS)),
     ],
-    ids=lambda value: value.name if isinstance(value, Place) else value,
+    ids=lambda value: value.name if isinstance(value, Target) else value,
 )
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the request", "before the reply"])
-def test_cut(scene: Scene, place: Place, before: bool) -> None:
+def test_cut(scene: Scene, target: Target, before: bool) -> None:
     leader = scene.leader(proxied=True, limits=LIMITS)
     scene.midway()
     since = len(leader.events)
-    scene.hits(place.proxy(scene.servers).cut_at(place.opening, kind=place.kind, before=before))
-    if place.proxy(scene.servers) is scene.servers.to_postgres:  # the idempotent producer rides that out by itself
+    scene.hits(target.proxy(scene.servers).cut_at(target.opening, kind=target.kind, before=before))
+    if target.proxy(scene.servers) is scene.servers.to_postgres:  # the idempotent producer rides that out by itself
         scene.next_event(leader, "view", since=since)
     scene.midway()
     scene.ends_well()
 
 
-def test_delayed(scene: Scene, place: Place) -> None:
+@pytest.mark.long(target=MARK_ROWS)
+def test_delayed(scene: Scene, target: Target) -> None:
     scene.leader(proxied=True, limits=LIMITS)
     scene.midway()
-    proxy = place.proxy(scene.servers)
-    scene.hits(proxy.delay(place.latency, place.opening, kind=place.kind))
+    proxy = target.proxy(scene.servers)
+    scene.hits(proxy.delay(target.latency, target.opening, kind=target.kind))
     scene.midway()
     proxy.heal()
     scene.ends_well()
 
 
-@pytest.mark.parametrize("ways", [BOTH, (Way.REPLIES,)], ids=["both ways", "replies"])
-def test_half_open(scene: Scene, place: Place, ways: tuple[Way, ...]) -> None:
+@pytest.mark.parametrize(
+    "ways", [pytest.param(BOTH, id="both ways", marks=pytest.mark.long), pytest.param((Way.REPLIES,), id="replies")]
+)
+def test_half_open(scene: Scene, target: Target, ways: tuple[Way, ...]) -> None:
     leader = scene.leader(proxied=True, limits=LIMITS)
     scene.midway()
     since = len(leader.events)
-    proxy = place.proxy(scene.servers)
-    scene.hits(proxy.swallow(place.opening, kind=place.kind, ways=ways))
+    proxy = target.proxy(scene.servers)
+    scene.hits(proxy.swallow(target.opening, kind=target.kind, ways=ways))
     error = scene.next_event(leader, "error", since=since, within=15)
-    assert re.search(SAYS[place.name], error["error"]), error
+    assert re.search(SAYS[target.name], error["error"]), error
     proxy.heal()
     scene.next_event(leader, "view", since=since)
     scene.ends_well()
 
 
-def test_what_a_killed_leader_has_sent_arrives_when_another_leads(scene: Scene, place: Place) -> None:
+@pytest.mark.long(target=MARK_ROWS)
+def test_what_a_killed_leader_has_sent_arrives_when_another_leads(scene: Scene, target: Target) -> None:
     leader = scene.leader(proxied=True, limits=LIMITS)
     standby = scene.standby()
     scene.midway()
-    proxy = place.proxy(scene.servers)
-    scene.hits(proxy.hold(place.opening, kind=place.kind))
+    proxy = target.proxy(scene.servers)
+    scene.hits(proxy.hold(target.opening, kind=target.kind))
     leader.popen.kill()
     standby.wait_for("view")
     scene.midway()

@@ -195,7 +195,10 @@ def test_a_harvester_that_was_started_for_the_original_does_not_lead_the_new_out
     rival = template.harvester()
     with told(rival):
         wait_until(lambda: bool(errors_of(rival)), doing="noticing")
-    template.execute("UPDATE outbox_leader SET outbox_id = gen_random_uuid(), halted = NULL, system_identifier = NULL")
+    template.execute(
+        "WITH made AS (UPDATE outbox_state SET outbox_id = gen_random_uuid(), halted = NULL, system_identifier = NULL"
+        " RETURNING outbox_id) UPDATE outbox_shard SET outbox_id = made.outbox_id FROM made"
+    )
     with told(rival):
         wait_until(lambda: any("no longer outbox" in error for error in errors_of(rival)), doing="noticing")
     assert template.outbox.left() == SHARED

@@ -17,7 +17,7 @@ from support.harvesting import wait_until
 QUIET = 0.15  # seconds in which nothing comes
 
 
-class Broker(socketserver.ThreadingTCPServer):
+class StubBroker(socketserver.ThreadingTCPServer):
     """Keeps the correlation ids it was sent, each with the number of the connection."""
 
     daemon_threads = True
@@ -27,15 +27,15 @@ class Broker(socketserver.ThreadingTCPServer):
         self.heard: list[tuple[int, int]] = []
         self.connections = 0
         self.ended = 0
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", 0), FrameHandler)
 
     @property
     def numbers(self) -> list[int]:
         return [number for _, number in self.heard]
 
 
-class Answer(socketserver.BaseRequestHandler):
-    server: Broker
+class FrameHandler(socketserver.BaseRequestHandler):
+    server: StubBroker
 
     def handle(self) -> None:
         self.server.connections += 1
@@ -76,20 +76,20 @@ def produce(number: int, transactional_id: str = "id") -> bytes:
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
-    with Broker() as server:
+def broker() -> Iterator[StubBroker]:
+    with StubBroker() as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 
 
 @pytest.fixture
-def proxy(broker: Broker) -> Iterator[FrameProxy]:
+def proxy(broker: StubBroker) -> Iterator[FrameProxy]:
     with FrameProxy(broker.server_address[1]) as proxy:
         yield proxy
 
 
-class Client:
+class FrameClient:
     def __init__(self, proxy: FrameProxy) -> None:
         self.socket = socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
         self._frames = Frames()
@@ -121,11 +121,11 @@ class Client:
 
 
 @pytest.fixture
-def connect(proxy: FrameProxy) -> Iterator[Callable[[], Client]]:
-    made: list[Client] = []
+def connect(proxy: FrameProxy) -> Iterator[Callable[[], FrameClient]]:
+    made: list[FrameClient] = []
 
-    def connect() -> Client:
-        made.append(Client(proxy))
+    def connect() -> FrameClient:
+        made.append(FrameClient(proxy))
         return made[-1]
 
     yield connect
@@ -133,7 +133,7 @@ def connect(proxy: FrameProxy) -> Iterator[Callable[[], Client]]:
         client.socket.close()
 
 
-Connect = Callable[[], Client]
+Connect = Callable[[], FrameClient]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_frames_are_found_however_the_bytes_come() -> None:
     assert found == sent == Frames().add(b"".join(sent))
 
 
-def test_it_forwards_both_ways_and_passes_on_the_end(broker: Broker, proxy: FrameProxy, connect: Connect) -> None:
+def test_it_forwards_both_ways_and_passes_on_the_end(broker: StubBroker, proxy: FrameProxy, connect: Connect) -> None:
     client = connect()
     client.ask(end(1), produce(2))
     assert client.answers(2) == [1, 2]
@@ -186,7 +186,7 @@ def test_it_forwards_both_ways_and_passes_on_the_end(broker: Broker, proxy: Fram
 
 
 def test_a_rule_chooses_by_kind_and_id_and_strikes_as_often_as_it_says(
-    broker: Broker, proxy: FrameProxy, connect: Connect
+    broker: StubBroker, proxy: FrameProxy, connect: Connect
 ) -> None:
     fault = proxy.strike(Api.END, Drop(), times=2, where=lambda request: request.transactional_id == "a")
     client = connect()
@@ -199,7 +199,7 @@ def test_a_rule_chooses_by_kind_and_id_and_strikes_as_often_as_it_says(
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_it_cuts_a_connection_before_a_request_or_before_its_answer(
-    broker: Broker, proxy: FrameProxy, connect: Connect, answered: bool
+    broker: StubBroker, proxy: FrameProxy, connect: Connect, answered: bool
 ) -> None:
     other = connect()
     fault = proxy.strike(Api.END, Cut(answered=answered))
@@ -215,7 +215,7 @@ def test_it_cuts_a_connection_before_a_request_or_before_its_answer(
 
 
 def test_a_doubled_request_is_heard_twice_and_answered_once(
-    broker: Broker, proxy: FrameProxy, connect: Connect
+    broker: StubBroker, proxy: FrameProxy, connect: Connect
 ) -> None:
     proxy.strike(Api.END, Twice())
     client = connect()
@@ -226,7 +226,7 @@ def test_a_doubled_request_is_heard_twice_and_answered_once(
 
 @pytest.mark.parametrize("treatment", [Delay(0.3), Hold()])
 def test_what_waits_keeps_back_what_comes_after_it_on_its_connection(
-    broker: Broker, proxy: FrameProxy, connect: Connect, treatment: Treatment
+    broker: StubBroker, proxy: FrameProxy, connect: Connect, treatment: Treatment
 ) -> None:
     fault = proxy.strike(Api.END, treatment)
     client, other = connect(), connect()
@@ -244,7 +244,7 @@ def test_what_waits_keeps_back_what_comes_after_it_on_its_connection(
 
 
 def test_a_late_request_arrives_on_its_old_connection_when_told(
-    broker: Broker, proxy: FrameProxy, connect: Connect
+    broker: StubBroker, proxy: FrameProxy, connect: Connect
 ) -> None:
     fault = proxy.strike(Api.END, Late())
     client = connect()
@@ -264,7 +264,7 @@ def test_a_late_request_arrives_on_its_old_connection_when_told(
 
 
 def test_a_late_request_arrives_after_so_many_answers_of_its_transactional_id(
-    broker: Broker, proxy: FrameProxy, connect: Connect
+    broker: StubBroker, proxy: FrameProxy, connect: Connect
 ) -> None:
     fault = proxy.strike(Api.END, Late(((Api.END, 1), (Api.PRODUCE, 2))), times=2)
     client = connect()
@@ -287,7 +287,7 @@ def test_a_late_request_arrives_after_so_many_answers_of_its_transactional_id(
     assert [strike.request.correlation_id for strike in fault.strikes] == [1, 10]
 
 
-def test_at_the_healing_everything_arrives(broker: Broker, proxy: FrameProxy, connect: Connect) -> None:
+def test_at_the_healing_everything_arrives(broker: StubBroker, proxy: FrameProxy, connect: Connect) -> None:
     proxy.strike(Api.END, Late(((Api.END, 100),)))
     proxy.strike(Api.PRODUCE, Hold())
     clients = connect(), connect()
@@ -305,6 +305,6 @@ def test_at_the_healing_everything_arrives(broker: Broker, proxy: FrameProxy, co
 
 def test_a_broker_that_is_not_there_ends_the_connection(proxy: FrameProxy) -> None:
     with FrameProxy(1) as nowhere:
-        client = Client(nowhere)
+        client = FrameClient(nowhere)
         assert client.is_cut()
         client.socket.close()

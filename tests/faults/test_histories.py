@@ -57,7 +57,7 @@ EXCHANGES: dict[str, tuple[Callable[[Stage], None], str]] = {
         lambda stage: stage.execute("SELECT setval('outbox_id_seq', 1)"),
         "it was set back",
     ),
-    "table made anew": (Stage.make_table_anew, "the outbox's table was dropped and made anew"),
+    "table made anew": (Stage.make_table_anew, "the outbox's table was dropped and recreated"),
 }
 
 
@@ -74,6 +74,8 @@ def test_an_exchange_while_nobody_harvests(stage: Stage, exchange: str) -> None:
     assert stage.outbox.by_key() == ALL
 
 
+@pytest.mark.long(exchange="sequence set back")
+@pytest.mark.long(exchange="table made anew")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_an_exchange_while_a_leader_harvests(stage: Stage, exchange: str) -> None:
     act, says = EXCHANGES[exchange]
@@ -91,6 +93,7 @@ def test_an_exchange_while_a_leader_harvests(stage: Stage, exchange: str) -> Non
     assert stage.outbox.by_key() == numbers(range(BEFORE + 2 * AFTER))
 
 
+@pytest.mark.long
 def test_ids_that_overtake_what_was_published_do_not_end_the_refusal(stage: Stage) -> None:
     stage.drain()
     stage.execute("TRUNCATE outbox RESTART IDENTITY")
@@ -128,12 +131,13 @@ def test_records_that_a_restore_brings_back_are_published_once_more(stage: Stage
     stage.drain()
     stage.restore(backup)
     assert stage.outbox.left() == BEFORE
-    stage.refuses(stage.harvester(), "the ledger was written before this database ever had one")
+    stage.refuses(stage.harvester(), "the ledger was written before this database had one")
     stage.adopt()
     stage.is_drained()
     assert stage.outbox.by_key() == numbers(range(BEFORE), range(BEFORE))
 
 
+@pytest.mark.long
 def test_a_backup_from_before_an_earlier_adoption_is_adopted_at_once(stage: Stage) -> None:
     stage.drain()
     backup = stage.back_up()
@@ -180,7 +184,7 @@ def test_an_asynchronous_replica_is_promoted(stage: Stage, follower: EmbeddedPos
     assert stage.outbox.by_key() == numbers(range(BEFORE + 100 + AFTER))
 
 
-@pytest.mark.parametrize("options", [(), ("--nothing-lost",)], ids=" ".join)
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.long), ("--nothing-lost",)], ids=" ".join)
 def test_a_switch_over_in_order(stage: Stage, follower: EmbeddedPostgres, options: tuple[str, ...]) -> None:
     """The leader dies between commit and purge: the ledger knows what is published, and the replica still has it."""
     follower.start()
@@ -238,7 +242,7 @@ def test_the_ledger_is_deleted_and_made_anew(stage: Stage) -> None:
     process = stage.harvester()
     stage.refuses(process, f"topic {stage.names.ledger_topic}")
     stage.command("init")
-    stage.refuses(process, "the ledger ends at offset 0, and")
+    stage.refuses(process, "the ledger ends at offset 0, but")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()
@@ -256,9 +260,9 @@ def test_the_ledger_is_deleted_and_made_anew_while_a_leader_harvests(stage: Stag
     stage.delete_topic(stage.names.ledger_topic)
     stage.command("init")
     stage.outbox.stash(AFTER, start=BEFORE + AFTER)
-    stage.refuses(process, "deleted and made anew")
+    stage.refuses(process, "deleted and recreated")
     stage.outbox.stash(AFTER, start=BEFORE + 2 * AFTER)
-    stage.refuses(process, "deleted and made anew")
+    stage.refuses(process, "deleted and recreated")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()
@@ -279,14 +283,14 @@ def test_the_ledger_is_another_outboxs(stage: Stage, kafka: EmbeddedKafka, topic
     try:
         other.outbox.stash(AFTER)
         process = other.harvester()
-        other.refuses(process, "the ledger is that of outbox")
+        other.refuses(process, "the ledger belongs to outbox")
         assert other.outbox.left() == AFTER
         said = other.refused("adopt", "--reason", "a test", "--yes")
-        assert "two outboxes can't share one. Leave ledger_topic" in said
+        assert "two outboxes can't share one. Remove ledger_topic" in said
         process.end()
         del other.outbox.settings["ledger_topic"]
         other.command("init")
-        assert "is that of outbox" in other.adopt()
+        assert "belongs to outbox" in other.adopt()
         other.drain()
         assert sorted(number for _, number in other.outbox.published()) == list(range(AFTER))
     finally:

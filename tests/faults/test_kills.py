@@ -7,14 +7,12 @@ import time
 
 import pytest
 from faults.scene import EXACTLY_ONCE, Scene
-from support.harvesting import Process
-
-LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
+from support.harvesting import SHORT_SESSION, Process
 
 
 def leader_of(scene: Scene) -> Process | None:
     """The member whose view the fence row names; None when it is one that has ended."""
-    [(member,)] = scene.outbox.query("SELECT member FROM outbox_leader")
+    [(member,)] = scene.outbox.query("SELECT member FROM outbox_shard")
     running = {process.popen.pid: process for process in scene.members if process.popen.poll() is None}
     return running.get(int(member.rpartition(":")[2]))
 
@@ -22,7 +20,7 @@ def leader_of(scene: Scene) -> Process | None:
 @pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
 def test_kill_9_at_random_moments(scene: Scene, is_long: bool) -> None:
     kills, scene.records = (20, 200_000) if is_long else (4, 60_000)
-    scene.limits, scene.pot = LIMITS, 20_000
+    scene.limits, scene.pot = SHORT_SESSION, 20_000
     moments = random.Random()
     scene.leader()
     scene.standby()

@@ -20,6 +20,8 @@ from faults.frame_proxy import Cut, Drop, Treatment, of
 from faults.frames import Api
 from faults.late import FrameServers
 
+pytestmark = pytest.mark.alone
+
 BACKOFF, LEAST = 0.5, 0.8
 """Seconds, and what chance leaves of them."""
 ADDING = 0.5
@@ -49,7 +51,7 @@ def topic(frame_servers: FrameServers) -> Iterator[str]:
     frame_servers.restore()
 
 
-class Client:
+class StruckProducer:
     """A producer that has made a transaction before the one that is struck."""
 
     def __init__(self, servers: FrameServers, topic: str, **settings: Any) -> None:
@@ -71,7 +73,9 @@ class Client:
         for _ in range(2):
             self._producer.list_topics("?", 5)
 
-    def gap(self, api: Api, treatment: Treatment, *, meanwhile: Callable[[Client], None] | None = None) -> float:
+    def gap(
+        self, api: Api, treatment: Treatment, *, meanwhile: Callable[[StruckProducer], None] | None = None
+    ) -> float:
         """How long after the first copy of a request of that kind, which is so treated, the second one comes. Just
         before that happens to the first one, `meanwhile` is called.
         """
@@ -104,7 +108,7 @@ def gaps(servers: FrameServers, topic: str, api: Api, treatment: Treatment, **se
     """Of several clients, all at once."""
 
     def one(_: int) -> float:
-        return Client(servers, topic, **settings).gap(api, treatment)
+        return StruckProducer(servers, topic, **settings).gap(api, treatment)
 
     with ThreadPoolExecutor(ROUNDS) as pool:
         return list(pool.map(one, range(ROUNDS)))
@@ -140,7 +144,7 @@ def test_they_may_be_added_again_at_once(frame_servers: FrameServers, topic: str
     """When the transaction gets another partition just before the connection breaks. So how long a transaction took
     does not tell whether its partitions were added twice; a late copy of that does no harm.
     """
-    client = Client(frame_servers, topic)
+    client = StruckProducer(frame_servers, topic)
     assert client.gap(Api.ADD_PARTITIONS, Cut(answered=False), meanwhile=lambda client: client.produce(1)) < SOON
 
 

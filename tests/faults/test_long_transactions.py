@@ -20,10 +20,21 @@ from support.harvesting import COMMAND, Process, make_outbox, wait_until
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
-RATE = 2_000  # records/s
+pytestmark = pytest.mark.alone
+
 TRANSACTION = 20  # records
-SECONDS = {"short": 45, "long": 1800}
-_SAMPLE = 12.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How long the run lasts, its load, and for how long it is sampled at its beginning and at its end."""
+
+    seconds: int
+    rate: int  # records/s
+    sample: float  # seconds
+
+
+FORMS = {"short": Form(24, 4_000, 6.0), "long": Form(1800, 2_000, 12.0)}
 
 
 @pytest.fixture
@@ -43,7 +54,7 @@ class Sample:
     statements: float
 
 
-def sample(stage: Stage, process: Process) -> Sample:
+def sample(stage: Stage, process: Process, seconds: float) -> Sample:
     def look() -> tuple[float, int, int, int]:
         since = len(process.events)
         wait_until(lambda: any(event["event"] == "progress" for event in process.events[since:]))
@@ -55,7 +66,7 @@ def sample(stage: Stage, process: Process) -> Sample:
         return moment_of(progress), progress["published"], statements, written
 
     before = look()
-    time.sleep(_SAMPLE)
+    time.sleep(seconds)
     seconds, records, statements, written = (after - earlier for after, earlier in zip(look(), before, strict=True))
     return Sample(records / seconds, (statements - written / TRANSACTION) / seconds)
 
@@ -66,12 +77,12 @@ def status(stage: Stage) -> dict[str, Any]:
 
 
 def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.FixtureRequest) -> None:
-    seconds = SECONDS[request.config.getoption("--faults")]
+    form = FORMS[request.config.getoption("--faults")]
     file = stage.folder / "load.yaml"
     file.write_text(yaml.safe_dump(stage.outbox.settings))
-    records = RATE * seconds
+    records = form.rate * form.seconds
     load = [
-        *(*COMMAND, "pump", "-f", str(file), "--topic", stage.outbox.topic, "--rate", str(RATE)),
+        *(*COMMAND, "pump", "-f", str(file), "--topic", stage.outbox.topic, "--rate", str(form.rate)),
         *("--records", str(records), "--transaction", str(TRANSACTION)),
     ]
     stage.execute("ALTER TABLE outbox SET (autovacuum_enabled = false)")  # it could do nothing, and takes time for that
@@ -82,26 +93,26 @@ def test_a_session_that_is_idle_in_transaction(stage: Stage, request: pytest.Fix
         began = time.monotonic()
         pumping = subprocess.Popen(load, stdout=subprocess.DEVNULL)
         try:
-            wait_until(lambda: stage.outbox.query("SELECT max(published) FROM outbox_leader")[0][0] > 0)
-            first = sample(stage, process)
-            time.sleep(max(0.0, seconds - 1.5 * _SAMPLE - (time.monotonic() - began)))
-            last = sample(stage, process)
-            assert pumping.wait(30 + seconds / 10) == 0
+            wait_until(lambda: stage.outbox.query("SELECT max(published) FROM outbox_shard")[0][0] > 0)
+            first = sample(stage, process, form.sample)
+            time.sleep(max(0.0, form.seconds - 1.5 * form.sample - (time.monotonic() - began)))
+            last = sample(stage, process, form.sample)
+            assert pumping.wait(30 + form.seconds / 10) == 0
         finally:
             pumping.kill()
             pumping.wait()
         stage.is_drained()
         print(f"{first=} {last=}")
-        assert first.records > 0.8 * RATE, "the load is not what it should be"
+        assert first.records > 0.8 * form.rate, "the load is not what it should be"
         assert last.records >= 0.9 * first.records
         assert last.statements <= 1.2 * first.statements
         wait_until(lambda: status(stage)["dead_rows"] >= 0.9 * records)
         holder = status(stage)["oldest_holder"]
         assert (holder["kind"], holder["pid"]) == ("session", idle.info.backend_pid)
         assert holder["name"] == "postgres, forgetful, idle in transaction"
-        assert seconds <= holder["age"] <= time.monotonic() - began + 5
+        assert form.seconds <= holder["age"] <= time.monotonic() - began + 5
         said = " ".join(stage.command("status").split())
-        assert f"must keep those of late for the session with process id {idle.info.backend_pid} (postgres, " in said
+        assert f"must keep the latest ones for the session with process id {idle.info.backend_pid} (postgres, " in said
     left = status(stage)["oldest_holder"]  # by chance another one, of a moment
     assert left is None or left["pid"] != holder["pid"]
     numbers = [int(message.value().split()[0]) for message in stage.outbox.committed()]

@@ -17,7 +17,7 @@ import pytest
 from faults.frame_proxy import Cut, Delay, Hold, Late, Treatment, Twice, of
 from faults.frames import Api, Request
 from faults.late import LateScene
-from faults.load import Witness
+from faults.load import TopicReader
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.tickets.published import published
@@ -66,14 +66,14 @@ def tellers(scene: LateScene) -> Iterator[Tellers]:
         psycopg.connect(database, autocommit=True) as asking,
         psycopg.connect(database, autocommit=True) as listening,
     ):
-        outbox_id = str(scene.outbox.query("SELECT outbox_id FROM outbox_leader")[0][0])
+        outbox_id = str(scene.outbox.query("SELECT outbox_id FROM outbox_state")[0][0])
         listening.execute(f'LISTEN "outbox {outbox_id}"')  # type: ignore[call-overload]
         yield Tellers(outbox_id, asking, listening)
 
 
 @contextlib.contextmanager
-def plain_reader(scene: LateScene) -> Iterator[Witness]:
-    reader = Witness(scene.outbox.bootstrap, scene.outbox.topic)
+def plain_reader(scene: LateScene) -> Iterator[TopicReader]:
+    reader = TopicReader(scene.outbox.bootstrap, scene.outbox.topic)
     try:
         yield reader
     finally:
@@ -114,6 +114,7 @@ def test_published_is_said_when_it_can_be_read(late_scene: LateScene, is_followe
         scene.wait_until(lambda: all(len(who.who_says_so(ticket)) == 3 for ticket in tickets.values()))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("treatment", CASES.values(), ids=CASES)
 def test_markers_amid_the_load(late_scene: LateScene, treatment: Treatment) -> None:
     scene = late_scene
@@ -125,6 +126,7 @@ def test_markers_amid_the_load(late_scene: LateScene, treatment: Treatment) -> N
         scene.ends_well()
 
 
+@pytest.mark.alone
 def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late_scene: LateScene) -> None:
     """A limit, stated in the docs: a broker repeats markers by itself, at once, when its own connection breaks. A first
     copy that arrives in the next transaction of the same epoch makes readable what that one has produced so far; its

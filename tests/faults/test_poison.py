@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import COMMAND, PARTITIONS, SHORT_SESSION, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
@@ -72,7 +72,7 @@ def _made(admin: AdminClient, topic: NewTopic) -> bool:
 @pytest.fixture
 def file(outbox: Outbox, tmp_path: Path) -> Path:
     path = tmp_path / "outbox.yaml"
-    path.write_text(yaml.safe_dump({**outbox.settings, "limits": {"batch_records": 500}}))
+    path.write_text(yaml.safe_dump({**outbox.settings, "limits": {"batch_records": 500, **SHORT_SESSION}}))
     return path
 
 
@@ -150,6 +150,8 @@ def race(outbox: Outbox, tmp_path: Path) -> Race:
     return race
 
 
+@pytest.mark.alone
+@pytest.mark.long
 def test_one_poison_in_a_thousand_and_a_thousand_parked_keys_leave_the_others_their_speed(
     race: Race, is_long: bool
 ) -> None:

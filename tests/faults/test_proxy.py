@@ -23,10 +23,10 @@ class Echo(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         self.heard: list[bytes] = []
         self.ended = 0
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", 0), LineHandler)
 
 
-class Answer(socketserver.StreamRequestHandler):
+class LineHandler(socketserver.StreamRequestHandler):
     server: Echo
 
     def handle(self) -> None:
@@ -53,7 +53,7 @@ def proxy(echo: Echo) -> Iterator[Proxy]:
         yield proxy
 
 
-class Client:
+class LineClient:
     def __init__(self, proxy: Proxy, name: bytes) -> None:
         self.socket = socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
         self.ask(name)
@@ -74,14 +74,14 @@ class Client:
 
 
 @pytest.fixture
-def clients(proxy: Proxy) -> Iterator[tuple[Client, Client]]:
-    pair = Client(proxy, b"one"), Client(proxy, b"other")
+def clients(proxy: Proxy) -> Iterator[tuple[LineClient, LineClient]]:
+    pair = LineClient(proxy, b"one"), LineClient(proxy, b"other")
     yield pair
     for client in pair:
         client.socket.close()
 
 
-Clients = tuple[Client, Client]
+Clients = tuple[LineClient, LineClient]
 
 
 def test_it_forwards_both_ways_and_passes_on_the_end(echo: Echo, proxy: Proxy, clients: Clients) -> None:

@@ -15,6 +15,8 @@ from support.harvesting import COMMAND, PARTITIONS, Outbox, Process, make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 
+pytestmark = pytest.mark.alone
+
 RECORDS, KEYS = 2_000, 20
 REFUSED = (700, 1_301)
 SOON = 15.0  # seconds; each failure costs a term

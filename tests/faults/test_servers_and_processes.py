@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults.scene import LOOK, MARK, PURGE, Scene, go_on
+from faults.scene import AT_LEAST_ONCE, LOOK, MARK, PURGE, Scene, go_on
 
 RECORDS = 20_000
 
@@ -25,6 +25,7 @@ def test_the_leader_is_killed(scene: Scene) -> None:
     scene.ends_well()
 
 
+@pytest.mark.long(delivery=AT_LEAST_ONCE)
 def test_the_leader_is_stopped_and_goes_on_when_another_leads(scene: Scene) -> None:
     leader = scene.leader()
     standby = scene.standby()
@@ -38,6 +39,7 @@ def test_the_leader_is_stopped_and_goes_on_when_another_leads(scene: Scene) -> N
     scene.ends_well()
 
 
+@pytest.mark.long(delivery=AT_LEAST_ONCE)
 def test_postgres_is_restarted_at_once(scene: Scene) -> None:
     leader = scene.leader()
     scene.midway()
@@ -49,6 +51,7 @@ def test_postgres_is_restarted_at_once(scene: Scene) -> None:
     scene.ends_well()
 
 
+@pytest.mark.long(delivery=AT_LEAST_ONCE)
 def test_kafka_is_killed_and_restarted(scene: Scene) -> None:
     scene.leader()
     scene.midway()
@@ -58,6 +61,7 @@ def test_kafka_is_killed_and_restarted(scene: Scene) -> None:
     scene.ends_well()
 
 
+@pytest.mark.long(delivery=AT_LEAST_ONCE)
 @pytest.mark.parametrize("purpose", [MARK, PURGE, LOOK], ids=["mark", "purge", "look"])
 def test_the_leaders_backend_is_terminated(scene: Scene, purpose: bytes) -> None:
     leader = scene.leader()

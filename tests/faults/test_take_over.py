@@ -10,8 +10,10 @@ from statistics import median
 
 import psycopg
 import pytest
-from faults.scene import MARK, PURGE, Scene, go_on, moment_of, wait_for_the_broker
+from faults.scene import AT_LEAST_ONCE, MARK, PURGE, Scene, go_on, moment_of, wait_for_the_broker
 from support.harvesting import Process
+
+pytestmark = pytest.mark.long(delivery=AT_LEAST_ONCE)
 
 # The defaults.
 SESSION_TIMEOUT = 6.0
@@ -22,9 +24,10 @@ SLACK = 20.0  # where time is not what is measured
 def first_record_of(scene: Scene, successor: Process, since: int) -> float:
     """When the consumer saw the first record of a member that has begun to lead."""
     view = scene.next_event(successor, "view", since=since, within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
-    return scene.witness.first_since(moment_of(view), within=10)
+    return scene.reader.first_since(moment_of(view), within=10)
 
 
+@pytest.mark.alone
 def test_after_kill_the_first_record_comes_within_the_session_timeout_and_two_seconds(scene: Scene) -> None:
     leader = scene.leader()
     standby = scene.standby()
@@ -37,6 +40,7 @@ def test_after_kill_the_first_record_comes_within_the_session_timeout_and_two_se
     scene.ends_well()
 
 
+@pytest.mark.alone
 def test_after_a_clean_stop_the_first_record_comes_within_a_second(scene: Scene) -> None:
     """By the median of three, of which each stops the one before."""
     leader = scene.leader()
@@ -55,7 +59,10 @@ def test_after_a_clean_stop_the_first_record_comes_within_a_second(scene: Scene)
     scene.ends_well()
 
 
-@pytest.mark.parametrize("session_timeout", [SESSION_TIMEOUT / 2, SESSION_TIMEOUT])
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "session_timeout", [pytest.param(SESSION_TIMEOUT / 2, marks=pytest.mark.long), SESSION_TIMEOUT]
+)
 def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
     scene: Scene, is_long: bool, session_timeout: float
 ) -> None:
@@ -69,11 +76,12 @@ def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
     starting = threading.Thread(target=scene.servers.kafka.start)
     starting.start()
     returned_at = wait_for_the_broker(scene.servers.kafka)
-    assert scene.witness.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
+    assert scene.reader.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
     starting.join()
     scene.ends_well()
 
 
+@pytest.mark.alone
 def test_a_fenced_leader_does_not_duel(scene: Scene) -> None:
     leader = scene.leader()
     standby = scene.standby()
@@ -102,6 +110,8 @@ def test_a_lone_leader_that_was_stopped_for_long_leads_again(scene: Scene) -> No
     scene.ends_well()
 
 
+@pytest.mark.alone
+@pytest.mark.long
 def test_a_leader_that_cant_reach_postgres_resigns_and_comes_back_as_standby(scene: Scene) -> None:
     leader = scene.leader(proxied=True)
     standby = scene.standby()
@@ -123,6 +133,7 @@ def test_a_leader_that_cant_reach_postgres_resigns_and_comes_back_as_standby(sce
     scene.ends_well()
 
 
+@pytest.mark.alone
 def test_a_leader_whose_produce_hangs_lets_go_in_time(scene: Scene) -> None:
     leader = scene.leader(proxied=True)
     scene.midway()
@@ -164,7 +175,7 @@ def test_a_stopped_leader_that_holds_the_fence_loses_its_backend(scene: Scene) -
         scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)])
         os.kill(leader.popen.pid, signal.SIGSTOP)
         assert scene.outbox.query(waiting) == [(True,)]
-        assert scene.outbox.query("SELECT FROM outbox_leader FOR UPDATE SKIP LOCKED") == [], "the fence is not held"
+        assert scene.outbox.query("SELECT FROM outbox_shard FOR UPDATE SKIP LOCKED") == [], "the fence is not held"
         scene.was_in_flight()
         standby.wait_for("view", within=SESSION_TIMEOUT + HEARTBEAT_TIMEOUT + SLACK)
         assert scene.outbox.query(waiting) == [], "the stopped leader's backend is still there"

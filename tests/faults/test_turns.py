@@ -9,22 +9,21 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from faults.scene import EXACTLY_ONCE, Scene, wait_for_the_broker
-from support.harvesting import PARTITIONS
+from support.harvesting import PARTITIONS, SHORT_SESSION
 
 from airflow_outbox import OutboxRecord, published, stash
 
 pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE], indirect=True)
-SHORT_SESSION = {"session_timeout": 3, "heartbeat_timeout": 1}
 MOST_SECONDS = 10.0
 
 
-@pytest.mark.parametrize("numbers", [(3, 1, 2), (1, 4, 1)], ids=str)
+@pytest.mark.parametrize("numbers", [(3, 1, 2), pytest.param((1, 4, 1), marks=pytest.mark.long)], ids=str)
 def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple[int, ...]) -> None:
     """Each leader but the last is killed in the middle of its transactions, which its successor has to fence."""
     for place, number in enumerate(numbers, start=1):
         leader = scene.leader(limits={**scene.limits, **SHORT_SESSION, "transactional_ids": number})
         scene.midway()
-        [(recorded,)] = scene.outbox.query("SELECT transactional_ids FROM outbox_leader")
+        [(recorded,)] = scene.outbox.query("SELECT transactional_ids FROM outbox_ledger")
         assert [name.rpartition(".")[2] for name in recorded] == [str(turn) for turn in range(number)]
         if place < len(numbers):
             scene.stop_in_flight(leader)
@@ -32,7 +31,8 @@ def test_their_number_changes_from_leader_to_leader(scene: Scene, numbers: tuple
     scene.ends_well()
 
 
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.alone
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_when_the_broker_is_back_one_of_three_members_goes_on_within_three_seconds(scene: Scene, number: int) -> None:
     scene.limits = {**scene.limits, **SHORT_SESSION, "transactional_ids": number}
     scene.leader()
@@ -45,11 +45,12 @@ def test_when_the_broker_is_back_one_of_three_members_goes_on_within_three_secon
     starting = threading.Thread(target=scene.servers.kafka.start)
     starting.start()
     returned_at = wait_for_the_broker(scene.servers.kafka)
-    assert scene.witness.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
+    assert scene.reader.first_since(returned_at, within=60) - returned_at <= 3, scene.story()
     starting.join()
     scene.ends_well()
 
 
+@pytest.mark.alone
 def test_what_is_published_is_told_while_another_applications_transaction_holds_readers_back(scene: Scene) -> None:
     """The stable offsets don't tell then that the markers are written."""
     stranger = Producer(

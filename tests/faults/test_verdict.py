@@ -26,7 +26,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.verdict import read_verdict
 from airflow_outbox.values.verdict import State, Verdict
 
-pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
+pytestmark = [pytest.mark.alone, pytest.mark.parametrize("delivery", [EXACTLY_ONCE])]
 
 KAFKA_AWAY = 3.0
 """Seconds until operators know that Kafka can't be reached, that a topic is missing, or that Kafka is back."""
@@ -124,7 +124,7 @@ def test_the_only_member_is_frozen(scene: Scene) -> None:
     leader = scene.leader()
     healthy(scene)
     os.kill(leader.popen.pid, signal.SIGSTOP)
-    found = becomes(scene, State.NO_LEADER, says=f":{leader.popen.pid} was last heard of", within=SILENCE)
+    found = becomes(scene, State.NO_LEADER, says=f":{leader.popen.pid} was last heard from", within=SILENCE)
     assert "start another harvester" in found.remedy
     go_on(leader)
     healthy(scene)
@@ -148,7 +148,7 @@ def test_the_leader_ends_in_order(scene: Scene, tmp_path: Path) -> None:
 def test_the_leader_hands_over(scene: Scene, tmp_path: Path) -> None:
     leader, standby = scene.leader(), scene.standby()
     healthy(scene)
-    scene.outbox.query("UPDATE outbox_leader SET handover_asked_at = clock_timestamp() RETURNING 1")
+    scene.outbox.query("UPDATE outbox_shard SET handover_asked_at = clock_timestamp() RETURNING 1")
     standby.wait_for("view")
     healthy(scene)
     assert shard(scene, tmp_path)["member"].endswith(f":{standby.popen.pid}")
@@ -158,10 +158,10 @@ def test_the_leader_hands_over(scene: Scene, tmp_path: Path) -> None:
 def test_a_topic_of_the_outboxs_own_is_missing(scene: Scene) -> None:
     scene.leader()
     healthy(scene)
-    topic = f"airflow-outbox.{scene.outbox.query('SELECT outbox_id FROM outbox_leader')[0][0]}.leader"
+    topic = f"airflow-outbox.{scene.outbox.query('SELECT outbox_id FROM outbox_state')[0][0]}.leader"
     admin = AdminClient({"bootstrap.servers": scene.outbox.bootstrap})
     admin.delete_topics([topic])[topic].result(10)
-    found = becomes(scene, State.STALLED, says=f"there is no topic {topic}", within=KAFKA_AWAY)
+    found = becomes(scene, State.STALLED, says=f"topic {topic} does not exist", within=KAFKA_AWAY)
     assert found.remedy == "Run `airflow-outbox init`"
 
 

@@ -12,16 +12,14 @@ import psycopg
 import pytest
 from faults.scene import EXACTLY_ONCE, PURGE, Scene, go_on, is_stopped
 from faults.zombie import command
-from support.harvesting import Process
+from support.harvesting import SHORT_SESSION, Process
 
-pytestmark = pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
-
-LIMITS = {"heartbeat_timeout": 1, "session_timeout": 3}
+pytestmark = [pytest.mark.alone, pytest.mark.parametrize("delivery", [EXACTLY_ONCE])]
 
 
 @pytest.fixture
 def scene(scene: Scene) -> Scene:
-    scene.limits = LIMITS
+    scene.limits = SHORT_SESSION
     return scene
 
 
@@ -47,6 +45,8 @@ def zombie(scene: Scene, point: str, *, without: tuple[str, ...] = ()) -> None:
     scene.midway()
 
 
+@pytest.mark.long(point="read")
+@pytest.mark.long(point="purge")
 @pytest.mark.parametrize("point", ["read", "produce", "write the ledger", "commit", "purge", "witness"])
 def test_a_leader_that_was_stopped_has_no_effect(scene: Scene, point: str) -> None:
     zombie(scene, point)
@@ -76,6 +76,8 @@ def test_a_leader_that_was_stopped_with_a_purge_running_has_no_effect(scene: Sce
     scene.ends_well()
 
 
+@pytest.mark.long(point="take over")
+@pytest.mark.long(point="read the ledger")
 @pytest.mark.parametrize("point", ["take over", "fence Kafka", "read the ledger", "begin"])
 def test_a_member_that_was_stopped_while_it_took_over_has_no_effect(scene: Scene, point: str) -> None:
     """Once it goes on it may end its successor's producer, which costs that a view, and no more."""
@@ -97,7 +99,7 @@ def test_a_member_that_was_stopped_while_it_took_over_has_no_effect(scene: Scene
 
 def test_without_the_fence_of_kafka_records_come_twice(scene: Scene) -> None:
     """With one producer: what another one had sent would stay open, and hold the readers back until its time is up."""
-    scene.limits = {**LIMITS, "transactional_ids": 1}
+    scene.limits = {**SHORT_SESSION, "transactional_ids": 1}
     zombie(scene, "write the ledger", without=("kafka",))
     with pytest.raises(AssertionError, match="duplicates"):
         scene.ends_well()
@@ -128,6 +130,7 @@ def witness_of_long_ago(scene: Scene, *, without: tuple[str, ...] = ()) -> Proce
     return scene.leader()
 
 
+@pytest.mark.long
 def test_a_witness_of_long_ago_is_not_recorded(scene: Scene) -> None:
     witness_of_long_ago(scene)
     scene.ends_well()

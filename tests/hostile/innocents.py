@@ -105,7 +105,7 @@ class Innocents:
             assert "parked: " in self.command("status")
         strict_json(self.command("status", "--output", "json"))
         found = self.command("check", wants=None)
-        assert named is None or "are parked, of the topics" in found, found
+        assert named is None or "could not be published and are parked" in found, found
 
     def command(self, *command: str, wants: int | None = 0) -> str:
         """What a command prints. Control characters but for the line's end must not be among it."""

@@ -30,6 +30,8 @@ from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable
 
+pytestmark = pytest.mark.alone
+
 HOUR = 3600
 ANY_TIME = {"message.timestamp.after.max.ms": str(24 * HOUR * 1000)}
 """Lets a topic take records that are ahead of its broker's clock; others take an hour at most."""
@@ -55,7 +57,7 @@ def names(outbox: Outbox) -> KafkaNames:
         return KafkaNames.of(config, OutboxTable(connection, OutboxName.parse("outbox")).identity().outbox_id)
 
 
-class Sick:
+class SickTopic:
     """A topic beside that of the innocents."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -105,10 +107,11 @@ class Clock:
         changed.replace(self.file)
 
 
+@pytest.mark.long(mode="at least once")
 @pytest.mark.parametrize("mode", ["single", "at least once"])
 def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: Innocents, tmp_path: Path) -> None:
     outbox, clock = innocents.outbox, Clock(tmp_path / "clock")
-    sick, own = Sick(outbox), names(outbox)
+    sick, own = SickTopic(outbox), names(outbox)
     ledgers = [own.ledger_topic] if "delivery" not in outbox.settings else []
     allow(outbox, [outbox.topic, own.leader_topic, *ledgers], ANY_TIME)
     clock.set(2 * HOUR)
@@ -130,6 +133,7 @@ def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: 
         assert len(errors) <= 10, errors  # each retry costs one, and some commands were called meanwhile
 
 
+@pytest.mark.long(mode="at least once")
 @pytest.mark.parametrize("mode", ["single", "at least once"])
 def test_a_harvester_whose_clock_is_wrong_lets_another_lead(innocents: Innocents, tmp_path: Path) -> None:
     outbox, clock = innocents.outbox, Clock(tmp_path / "clock")

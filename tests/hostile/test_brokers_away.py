@@ -33,7 +33,11 @@ REPLICAS = {
     "no leader": ([[2], [2], [1], [1]], {}),
     "too few replicas": ([[1, 2], [1, 2], [2, 1], [2, 1]], {"min.insync.replicas": "2"}),
 }
-CASES = [("single", "no leader"), ("atomic", "too few replicas"), ("at least once", "no leader")]
+CASES = [
+    pytest.param("single", "no leader", marks=pytest.mark.long),
+    ("atomic", "too few replicas"),
+    pytest.param("at least once", "no leader", marks=pytest.mark.long),
+]
 Brokers = tuple[EmbeddedKafka, EmbeddedKafka]
 
 
@@ -71,7 +75,7 @@ def again_and_again(write: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-class Sick:
+class ReplicatedTopic:
     """A topic that can't do without the second broker."""
 
     def __init__(self, outbox: Outbox, lack: str) -> None:
@@ -114,7 +118,7 @@ def test_a_topic_that_lacks_a_broker_waits_and_comes_back(
     outbox = innocents.outbox
     with innocents.harvested(limits=LIMITS):
         second.start()
-        sick = Sick(outbox, lack)
+        sick = ReplicatedTopic(outbox, lack)
 
         def write() -> None:
             sick.write()

@@ -138,7 +138,7 @@ def test_a_table_that_is_there_already_must_be_the_owners(town: Town) -> None:
 STRANGE = {
     "ALTER TABLE outbox_parked SET UNLOGGED": "outbox_parked is unlogged",
     "CREATE RULE away AS ON DELETE TO outbox DO INSTEAD NOTHING": "outbox has the rule away",
-    "ALTER TABLE outbox_leader ENABLE ROW LEVEL SECURITY": "outbox_leader has row level security",
+    "ALTER TABLE outbox_shard ENABLE ROW LEVEL SECURITY": "outbox_shard has row level security",
     "ALTER TABLE outbox_commits RENAME TO mine; CREATE VIEW outbox_commits AS TABLE mine": "outbox_commits is a view",
     "CREATE TABLE child () INHERITS (outbox)": "outbox has tables that inherit from it",
     "GRANT TRIGGER ON outbox TO {curious}; SET ROLE {curious}; CREATE TRIGGER mine AFTER DELETE ON outbox"

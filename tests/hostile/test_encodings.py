@@ -45,7 +45,7 @@ def test_what_is_no_text_is_published_as_it_is_or_parked(innocents: Innocents) -
 
     with innocents.harvested():
         innocents.around(write_them, within=20)
-        innocents.stand(named="no UTF-8")
+        innocents.stand(named="not UTF-8")
         assert innocents.outbox.query("SELECT kafka_key, cause FROM outbox_parked ORDER BY 1") == [
             ("header", "headers"),
             ("topic", "topic_name"),
@@ -61,6 +61,6 @@ def test_another_encoding_is_published_as_utf_8_and_reasons_fit_into_it(innocent
     with innocents.harvested():
         innocents.around(row)
         innocents.around("INSERT INTO outbox (kafka_topic, kafka_key) VALUES (repeat(E'\\u00e9', 249), 'long')")
-        innocents.stand(named="no name that Kafka allows")
+        innocents.stand(named="not a name that Kafka allows")
         [found] = [message for message in innocents.outbox.committed() if not (message.key() or b"").startswith(b"k")]
         assert [found.key(), found.value(), found.headers()] == ["é".encode(), "é".encode(), [("n", "é".encode())]]

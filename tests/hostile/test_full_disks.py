@@ -65,11 +65,11 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
     outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", **settings)
     innocents = Innocents(outbox, tmp_path / "outbox.yaml")
     with innocents.harvested() as process:
-        outbox.query("UPDATE outbox_leader SET paused = true RETURNING 1")
+        outbox.query("UPDATE outbox_state SET paused = true RETURNING 1")
         write_large(outbox, 5_000)
         with pytest.raises(psycopg.Error, match="could not extend file"):
             write_large(outbox, 5_000)
-        outbox.query("UPDATE outbox_leader SET paused = false RETURNING 1")
+        outbox.query("UPDATE outbox_state SET paused = false RETURNING 1")
 
         def is_told() -> bool:
             return any("could not extend" in event["error"] for event in process.events if event["event"] == "error")

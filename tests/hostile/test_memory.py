@@ -29,6 +29,8 @@ def is_answered(innocents: Innocents) -> bool:
     return innocents.outbox.query("SELECT count(*) FROM outbox_parked WHERE requested IS NOT NULL") == [(0,)]
 
 
+@pytest.mark.long(mode="atomic")
+@pytest.mark.long(mode="at least once")
 def test_headers_count(innocents: Innocents) -> None:
     with innocents.harvested():
         innocents.around(HEADERS, within=30)
@@ -47,6 +49,8 @@ def test_what_is_too_large_is_not_read(innocents: Innocents) -> None:
         innocents.stand(named=None)
 
 
+@pytest.mark.long(mode="atomic")
+@pytest.mark.long(mode="at least once")
 def test_parked_records_are_retried_a_few_at_a_time(innocents: Innocents) -> None:
     execute(innocents, LARGE_VALUES)
     with innocents.harvested():

@@ -9,12 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from hostile.innocents import Innocents
-from support.harvesting import PARTITIONS, Outbox
 
 from airflow_outbox.demo.embedded.java import find_java
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.alone
 
 RATE = 500_000
 """Bytes a second."""
@@ -30,18 +30,6 @@ def set_quota(kafka: EmbeddedKafka, classpath: str, *, client_id: str) -> None:
     arguments += ["--add-config", f"producer_byte_rate={RATE}"]
     command = [str(find_java()), "-cp", classpath, "kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap]
     subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
-
-
-def written(outbox: Outbox) -> int:
-    """How many messages the topic's log has, whatever consumers see of them."""
-    consumer = Consumer({"bootstrap.servers": outbox.bootstrap, "group.id": "asking"})
-    try:
-        return sum(
-            consumer.get_watermark_offsets(TopicPartition(outbox.topic, number), timeout=10)[1]
-            for number in range(PARTITIONS)
-        )
-    finally:
-        consumer.close()
 
 
 def verdict(innocents: Innocents) -> dict[str, Any]:
@@ -63,11 +51,11 @@ def test_a_quota_is_used_and_unseats_nobody(innocents: Innocents, kafka: Embedde
                 (outbox.topic, SIZE, RECORDS),
             )
         began = time.monotonic()
-        innocents.wait_until(lambda: written(outbox) * SIZE > RATE * WINDOW * 1.5, "nothing is sent", within=60)
+        innocents.wait_until(lambda: outbox.written() * SIZE > RATE * WINDOW * 1.5, "nothing is sent", within=60)
         innocents.wait_until(lambda: client_id in verdict(innocents)["cause"], "no verdict names the quota")
         assert verdict(innocents)["state"] == "lagging"
-        already, since = written(outbox), time.monotonic()
-        innocents.wait_until(lambda: written(outbox) >= RECORDS, "what is sent waits", within=120)
+        already, since = outbox.written(), time.monotonic()
+        innocents.wait_until(lambda: outbox.written() >= RECORDS, "what is sent waits", within=120)
         used = (RECORDS - already) * SIZE / (time.monotonic() - since) / RATE
         innocents.wait_until(lambda: outbox.left() == 0, "the backlog waits", within=60)
         assert time.monotonic() - began > RECORDS * SIZE / RATE - WINDOW, "the quota was not in force"

@@ -8,6 +8,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from hostile.innocents import Innocents
 from support.harvesting import PARTITIONS
 
+pytestmark = pytest.mark.alone
+
 RECORDS = 150
 LIMIT = 5_000
 # Letters of a hash are half of what they hold: some codecs find that out, and the default one does not.

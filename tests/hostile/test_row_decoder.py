@@ -109,7 +109,7 @@ def test_every_row_that_postgres_lets_in(decoded: Decoded, written: list[tuple[A
     page = table.read(PageSnapshot(), max_records=100, max_bytes=10_000_000, transaction_ids=True)
     assert len(page.rows) == count
     decoded.examined(list(page.rows))
-    decoded.connection.execute("UPDATE public.outbox_leader SET view = %s", [view := uuid.uuid4()])
+    decoded.connection.execute("UPDATE public.outbox_shard SET view = %s", [view := uuid.uuid4()])
     marked = table.mark(view, max_records=100, max_bytes=10_000_000)
     assert len(marked) == count
     decoded.examined(marked)

@@ -11,6 +11,8 @@ import pytest
 from hostile.innocents import Innocents
 from psycopg import sql
 
+pytestmark = pytest.mark.alone
+
 INTO = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value"
 HEADERS = f"{INTO}, kafka_header_keys, kafka_header_values)"
 MANY = "array_fill('n'::text, ARRAY[100000])"
@@ -66,8 +68,9 @@ ROWS = {
 }
 
 UNAWARE = """
-from airflow_outbox.harvest import __main__, topic_book
-topic_book.is_kafkas_own = lambda topic: False
+from airflow_outbox.harvest import __main__
+from airflow_outbox.harvest.kafka import topic_cache
+topic_cache.is_kafkas_own = lambda topic: False
 __main__.main()
 """
 """A harvester that takes every topic of a legal name for one that records may go to."""
@@ -87,7 +90,7 @@ def test_each_is_parked_or_published_and_the_innocents_come_out(innocents: Innoc
                 parts = {"key": sql.Literal(name), "topic": sql.Literal(innocents.outbox.topic)}
                 connection.execute(sql.SQL(hostile.statement).format(**parts))  # type: ignore[arg-type]
                 innocents.write(records=20)
-            connection.execute("UPDATE outbox_leader SET last_error = E'[/x] \\x1b[2J', last_error_at = now()")
+            connection.execute("UPDATE outbox_shard SET last_error = E'[/x] \\x1b[2J', last_error_at = now()")
             connection.execute(
                 "INSERT INTO outbox_trouble (member, kind, error, told_at)"
                 " VALUES (E'[/y] \\x1b[2J', 'kafka', E'[/x] \\x1b[2J', now() + interval '14 s')"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hostile.innocents import Innocents
+
+pytestmark = pytest.mark.alone
 
 UNKNOWN_TOPICS = 10_000
 A_NAME_EACH = f"""INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -12,6 +15,8 @@ SELECT {{topic}} || '-nowhere-' || number, 'h', 'v', '{{{{}}}}', '{{{{}}}}'
 FROM generate_series(1, {UNKNOWN_TOPICS}) AS number"""
 
 
+@pytest.mark.long(mode="atomic")
+@pytest.mark.long(mode="at least once")
 def test_ten_thousand_unknown_topics_hold_nobody_up(innocents: Innocents) -> None:
     with innocents.harvested() as process:
         began = time.monotonic()

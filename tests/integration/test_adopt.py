@@ -57,7 +57,7 @@ class Damaged:
     def is_refused(self, reason: str) -> None:
         process = Process(CHILD, first_line={"config": self.outbox.settings})
         try:
-            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_leader")), doing=reason)
+            wait_until(lambda: reason in str(self.outbox.query("SELECT halted FROM outbox_state")), doing=reason)
             process.popen.terminate()  # it leaves the group, so that the next one need not wait
             process.ends()
         finally:
@@ -120,17 +120,20 @@ def once() -> dict[str, list[int]]:
 
 def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
     damaged.delete_all()
-    damaged.is_refused("does not hold offset")
+    damaged.is_refused("no longer holds offset")
     adopted = damaged.adopt()
     assert adopted is not None
-    assert "does not hold offset" in adopted.differences[0]
+    assert "no longer holds offset" in adopted.differences[0]
+    copies = "SELECT outbox_id, incarnation, secret FROM outbox_shard"
+    assert damaged.outbox.query(copies) == damaged.outbox.query(copies.replace("shard", "state"))
+    assert damaged.outbox.query("SELECT incarnation FROM outbox_state") == [(2,)]
     damaged.drain()
     assert damaged.outbox.by_key() == once()
     assert damaged.adopt() is None
 
 
 def test_a_ledger_whose_witnessed_part_was_deleted_is_none_the_worse(damaged: Damaged) -> None:
-    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_leader")
+    [(witnessed,)] = damaged.outbox.query("SELECT ledger_offset FROM outbox_ledger")
     assert witnessed > 0
     damaged.delete_before(witnessed)
     damaged.drain()
@@ -143,10 +146,13 @@ def test_a_ledger_that_was_deleted_up_to_the_middle_of_what_is_not_purged(damage
     first, second = damaged.commit_unpurged(0, 9), damaged.commit_unpurged(10, 19)
     damaged.delete_before(second)
     assert first < second
-    damaged.is_refused("does not hold offset")
+    damaged.is_refused("no longer holds offset")
     adopted = damaged.adopt()
     assert adopted is not None
-    assert "does not hold offset" in adopted.differences[0]
+    assert "no longer holds offset" in adopted.differences[0]
+    copies = "SELECT outbox_id, incarnation, secret FROM outbox_shard"
+    assert damaged.outbox.query(copies) == damaged.outbox.query(copies.replace("shard", "state"))
+    assert damaged.outbox.query("SELECT incarnation FROM outbox_state") == [(2,)]
     left = [number for (number,) in damaged.outbox.query("SELECT kafka_value::int FROM outbox ORDER BY id")]
     assert left == list(range(20, 30)), "what the rest of the ledger says is published comes once more"
     damaged.drain()
@@ -155,10 +161,10 @@ def test_a_ledger_that_was_deleted_up_to_the_middle_of_what_is_not_purged(damage
 
 def test_a_foreign_record_in_the_ledger(damaged: Damaged) -> None:
     damaged.write([FOREIGN])
-    damaged.is_refused("none of ours")
+    damaged.is_refused("not written by airflow-outbox")
     adopted = damaged.adopt()
     assert adopted is not None
-    assert adopted.differences == ["the ledger's record theirs is none of ours"]
+    assert adopted.differences == ["the ledger's record theirs was not written by airflow-outbox"]
     damaged.drain()
     assert damaged.outbox.by_key() == once()
     assert damaged.adopt() is None  # nobody reads it any more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -27,12 +27,6 @@ from airflow_outbox.values.pages import PageSnapshot
 NAME = OutboxName.parse("outbox")
 MONTH = 30 * 86400.0
 Query = Callable[[str], list[tuple[Any, ...]]]
-
-
-@pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -124,8 +118,8 @@ def test_what_is_published_from_the_parked_table_is_archived_too(
 def test_init_makes_the_archive_with_partitions_for_days_ahead_once(
     connection: psycopg.Connection[Any], query: Query
 ) -> None:
-    assert init_outbox(connection, NAME) == ['made "outbox" and the tables beside it, schema version 8']
-    assert init_outbox(connection, NAME, archive_retention=MONTH) == ['made "outbox_archive"']
+    assert init_outbox(connection, NAME) == ['created "outbox" and the tables beside it, schema version 8']
+    assert init_outbox(connection, NAME, archive_retention=MONTH) == ['created "outbox_archive"']
     assert init_outbox(connection, NAME, archive_retention=MONTH) == []
     days = {today() + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)}
     assert Archive(connection, NAME).days() == days
@@ -150,7 +144,7 @@ def test_days_that_are_kept_no_longer_are_dropped_whole(connection: psycopg.Conn
     init_outbox(connection, NAME, archive_retention=MONTH)
     archive, now = Archive(connection, NAME), datetime.now(UTC)
     first = min(archive.days())
-    assert archive.tend(now=now + timedelta(days=2), retention=86400.0 * 3)[-1].startswith("made")
+    assert archive.tend(now=now + timedelta(days=2), retention=86400.0 * 3)[-1].startswith("created")
     assert first in archive.days()
     done = archive.tend(now=now + timedelta(days=4), retention=86400.0 * 3)
     assert done[-1] == f'dropped "outbox_archive_{first:%Y%m%d}"'

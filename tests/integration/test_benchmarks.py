@@ -20,11 +20,11 @@ from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from benchmarks import spark
 from benchmarks.peers import streams
 from benchmarks.peers.contender import Turn
-from benchmarks.peers.outbox import Outbox
+from benchmarks.peers.outbox import AirflowOutbox
 from benchmarks.peers.processes import Child
 from benchmarks.peers.rows import SHAPES
-from benchmarks.peers.scene import Place, Scene
-from benchmarks.peers.turns import Figures, Result, measured
+from benchmarks.peers.servers import BenchServers, Workspace
+from benchmarks.peers.turns import Figures, TurnResult, measured
 from benchmarks.peers.verdicts import AT_LEAST_ONCE, EXACTLY_ONCE, summary
 from benchmarks.profile import profile
 from benchmarks.profiling.stages import DISK, STAGES
@@ -47,14 +47,14 @@ WHERE (outbox.id, other.id) IN ((17, 18), (18, 17))
 
 
 @pytest.fixture
-def scene(tmp_path: Path, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Scene:
-    return Scene(tmp_path, postgres, kafka)
+def bench(tmp_path: Path, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> BenchServers:
+    return BenchServers(tmp_path, postgres, kafka)
 
 
 @pytest.mark.parametrize("settings", [{}, {"delivery": "at_least_once"}], ids=["exactly_once", "at_least_once"])
-def test_a_turn_has_figures(scene: Scene, settings: dict[str, object]) -> None:
+def test_a_turn_has_figures(bench: BenchServers, settings: dict[str, object]) -> None:
     rows = 20 * ROWS  # for longer than it takes to look twice at what processors do
-    result = measured(scene, Outbox("ours", settings), SHAPES["keys"], rows=rows, number=1, patience=20)
+    result = measured(bench, AirflowOutbox("ours", settings), SHAPES["keys"], rows=rows, number=1, patience=20)
     assert result.refused is None
     assert result.figures is not None
     assert 0 < result.figures.first_seconds <= result.figures.seconds < 20
@@ -71,16 +71,17 @@ def test_a_turn_has_figures(scene: Scene, settings: dict[str, object]) -> None:
         (EXCHANGE, "1 disordered"),
     ],
 )
-def test_who_publishes_wrongly_gets_no_figure(scene: Scene, meddling: str, fault: str) -> None:
+def test_who_publishes_wrongly_gets_no_figure(bench: BenchServers, meddling: str, fault: str) -> None:
     contender = Meddling("meddling", meddling)
-    result = measured(scene, contender, SHAPES["hot"], rows=100, number=1, patience=3)
+    result = measured(bench, contender, SHAPES["hot"], rows=100, number=1, patience=3)
     assert result.figures is None
     assert result.refused == f"of 100 rows: {fault}"
     assert result.as_line()["refused"] == result.refused
 
 
-def test_a_stream_has_delays(scene: Scene) -> None:
-    result = streams.measured(scene, Outbox("ours"), STREAM, number=1)
+@pytest.mark.long
+def test_a_stream_has_delays(bench: BenchServers) -> None:
+    result = streams.measured(bench, AirflowOutbox("ours"), STREAM, number=1)
     assert result.refused is None
     assert result.records == 100
     assert result.delays is not None
@@ -89,14 +90,15 @@ def test_a_stream_has_delays(scene: Scene) -> None:
     assert result.as_line()["p50_ms"] == result.delays.p50_ms
 
 
-def test_who_does_not_keep_up_has_no_delays(scene: Scene) -> None:
-    contender = Meddling("meddling", "UPDATE outbox_leader SET paused = true")
-    result = streams.measured(scene, contender, STREAM, number=1)
+@pytest.mark.long
+def test_who_does_not_keep_up_has_no_delays(bench: BenchServers) -> None:
+    contender = Meddling("meddling", "UPDATE outbox_state SET paused = true")
+    result = streams.measured(bench, contender, STREAM, number=1)
     assert result.delays is None
     assert result.refused == "it does not keep up: 400 of 400 records had not come in time"
 
 
-class Meddling(Outbox):
+class Meddling(AirflowOutbox):
     """This project over a table in which something is not what it was."""
 
     def __init__(self, name: str, meddling: str) -> None:
@@ -104,9 +106,9 @@ class Meddling(Outbox):
         self._meddling = meddling
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[Turn]:
-        with super().turn(place) as turn:
-            yield _MeddlingTurn(turn, place.dsn, self._meddling)
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        with super().turn(workspace) as turn:
+            yield _MeddlingTurn(turn, workspace.dsn, self._meddling)
 
 
 class _MeddlingTurn(Turn):
@@ -125,7 +127,7 @@ class _MeddlingTurn(Turn):
 
 
 def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
-    def result(contender: str, number: int, seconds: float) -> Result:
+    def result(contender: str, number: int, seconds: float) -> TurnResult:
         figures = Figures(
             seconds=seconds,
             records_per_second=round(1000 / seconds),
@@ -136,11 +138,14 @@ def test_a_verdict_is_the_median_of_the_rounds_ratios() -> None:
             peak_mb=100 * seconds,
             others_cores=0.0,
         )
-        return Result(contender, "keys", number, 1000, figures)
+        return TurnResult(contender, "keys", number, 1000, figures)
 
     results = [result(EXACTLY_ONCE, number, seconds) for number, seconds in ((1, 1.0), (2, 1.5), (3, 1.0))]
     results += [result("bare loop", number, seconds) for number, seconds in ((1, 0.9), (2, 1.5), (3, 0.5))]
-    results += [result("goharvest", 1, 20.0), Result(AT_LEAST_ONCE, "keys", 1, 1000, refused="of 1000 rows: 1 lost")]
+    results += [
+        result("goharvest", 1, 20.0),
+        TurnResult(AT_LEAST_ONCE, "keys", 1, 1000, refused="of 1000 rows: 1 lost"),
+    ]
     lines = list(summary(results))
     ratio = next(line for line in lines if line["summary"] == "ratio" and line["over"] == "bare loop")
     assert (ratio["median"], ratio["lowest"], ratio["highest"]) == (0.9, 0.5, 1.0)
@@ -173,8 +178,8 @@ def test_the_table_of_what_spark_writes() -> None:
     ]
 
 
-def test_a_profile_has_all_stages_and_no_more_time_than_there_was(scene: Scene) -> None:
-    lines, result = profile(scene, shape_name="keys", rows=ROWS)
+def test_a_profile_has_all_stages_and_no_more_time_than_there_was(bench: BenchServers) -> None:
+    lines, result = profile(bench, shape_name="keys", rows=ROWS)
     assert result.refused is None
     *parts, whole = lines
     stages = [line for line in parts if line["thread"] is not None]
@@ -221,27 +226,30 @@ def test_a_thread_that_has_ended_is_not_counted() -> None:
     assert threads[threading.current_thread().name] > 0
 
 
-def test_a_larger_backlog_is_held_against_a_small_one(scene: Scene) -> None:
-    *turns, verdict = backlog(scene, few=100_000, many=400_000, rounds=2)
+@pytest.mark.long
+def test_a_larger_backlog_is_held_against_a_small_one(bench: BenchServers) -> None:
+    *turns, verdict = backlog(bench, few=100_000, many=400_000, rounds=2)
     assert [turn["records"] for turn in turns] == [100_000, 400_000, 100_000]
     assert_compared(turns, verdict)
     assert verdict["ratio_behind_first_batch"] > 0
     assert memory(turns)["peak_mb"] == max(turn["peak_mb"] for turn in turns) > 20
 
 
-def test_dead_rows_stay_while_another_session_has_a_snapshot(scene: Scene) -> None:
-    *turns, verdict = bloat(scene, before=30_000, rows=25_000, rounds=1)
+@pytest.mark.long
+def test_dead_rows_stay_while_another_session_has_a_snapshot(bench: BenchServers) -> None:
+    *turns, verdict = bloat(bench, before=30_000, rows=25_000, rounds=1)
     assert [(turn["contender"], turn["dead_rows"]) for turn in turns] == [("vacuumed", 0), ("bloated", 30_000)]
     assert_compared(turns, verdict)
 
 
-def test_rows_for_many_topics_are_held_against_rows_for_one(scene: Scene) -> None:
-    *turns, verdict = topics(scene, number=20, rows=ROWS, rounds=1)
+@pytest.mark.long
+def test_rows_for_many_topics_are_held_against_rows_for_one(bench: BenchServers) -> None:
+    *turns, verdict = topics(bench, number=20, rows=ROWS, rounds=1)
     assert [(turn["topics"], turn["partitions"]) for turn in turns] == [(1, 4), (20, 20)]
     assert_compared(turns, verdict)
 
 
-def test_rows_that_topics_lack_are_missed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_topics_lack_are_missed(bench: BenchServers, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(layout: Generated, dsn: str, *args: Any, **kwargs: Any) -> None:
         loaded(layout, dsn, *args, **kwargs)
         with psycopg.connect(dsn) as connection:
@@ -250,7 +258,7 @@ def test_rows_that_topics_lack_are_missed(scene: Scene, monkeypatch: pytest.Monk
 
     loaded = Generated.load
     monkeypatch.setattr(Generated, "load", load)
-    result = spread(scene, topics=3, rows=100, number=1)
+    result = spread(bench, topics=3, rows=100, number=1)
     assert result.rate is None
     assert result.refused == "of 100 rows: 1 lost, 1 doubled, 0 disordered, 0 foreign"
 
@@ -264,7 +272,7 @@ def assert_compared(turns: Sequence[Line], verdict: Line) -> None:
 
 
 def test_the_lower_ratio_is_the_verdict() -> None:
-    def result(records: int, *, first: float, seconds: float) -> Result:
+    def result(records: int, *, first: float, seconds: float) -> TurnResult:
         figures = Figures(
             seconds=seconds,
             records_per_second=0,
@@ -275,10 +283,10 @@ def test_the_lower_ratio_is_the_verdict() -> None:
             peak_mb=100.0,
             others_cores=0.0,
         )
-        return Result("ours", "keys", 1, records, figures)
+        return TurnResult("ours", "keys", 1, records, figures)
 
     few = [result(120_000, first=1.0, seconds=2.0)]
     verdict = compared("backlog", [result(1_020_000, first=1.0, seconds=13.5)], few)
     assert (verdict["ratio"], verdict["ratio_behind_first_batch"], verdict["met"]) == (1.259, 0.8, False)
-    verdict = compared("backlog", [Result("ours", "keys", 1, 1_020_000, refused="1 lost")], few)
+    verdict = compared("backlog", [TurnResult("ours", "keys", 1, 1_020_000, refused="1 lost")], few)
     assert (verdict["ratio"], verdict["met"]) == (None, None)

@@ -60,7 +60,7 @@ def test_a_brokers_settings_are_looked_at(broker: tuple[EmbeddedKafka, bool]) ->
     assert [finding.severity for finding in findings] == [Severity.MISSING, *[Severity.DANGEROUS] * 3]
     for name, finding in zip(BAD, findings, strict=True):
         assert f"broker 1 has {name}={BAD[name]}" in finding.text
-    assert "limits.transaction_timeout, 60 s. Set it to 30 or less" in findings[0].text
+    assert "limits.transaction_timeout, 60 s. Set limits.transaction_timeout to 30 or less" in findings[0].text
 
 
 def test_the_client_tells_which_requests_the_brokers_know(broker: tuple[EmbeddedKafka, bool]) -> None:

@@ -56,12 +56,12 @@ def test_a_heartbeat_of_the_future_is_of_nobody_who_leads(database: str) -> None
     try:
         table = leader.table
         assert _execute(table, "running_harvester", silence=10).fetchone()
-        leader.connection.execute("UPDATE outbox_leader SET backends = '[]'")
+        leader.connection.execute("UPDATE outbox_shard SET backends = '[]'")
         assert _execute(table, "running_harvester", silence=10).fetchone()
-        leader.connection.execute("UPDATE outbox_leader SET heartbeat_at = heartbeat_at + interval '1 hour'")
+        leader.connection.execute("UPDATE outbox_shard SET heartbeat_at = heartbeat_at + interval '1 hour'")
         assert _execute(table, "running_harvester", silence=10).fetchone() is None
         [shard] = read_status(leader.connection, table.name).shards
-        assert _leader(shard, 6) == "nobody; test was last heard of before Postgres' clock was set back"
+        assert _leader(shard, 6) == "nobody; test was last heard from before Postgres' clock was set back"
         assert _leader(replace(shard, silent_for=1.0, view=uuid4()), 6) == "test"
     finally:
         leader.close()

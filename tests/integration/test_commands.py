@@ -48,20 +48,14 @@ def run(file: Path) -> Run:
     return run
 
 
-@pytest.fixture
-def connection(database: str) -> Any:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
 def test_init_makes_tables_and_topic_once(run: Run, kafka: EmbeddedKafka) -> None:
     first = run("init").output.splitlines()
-    assert first[0] == 'made "app"."outbox" and the tables beside it, schema version 8'
-    topic = first[1].removeprefix("made topic ")
+    assert first[0] == 'created "app"."outbox" and the tables beside it, schema version 8'
+    topic = first[1].removeprefix("created topic ")
     assert re.fullmatch(r"airflow-outbox\.[0-9a-f-]{36}\.leader", topic)
     metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(topic, timeout=10).topics[topic]
     assert len(metadata.partitions) == 1
-    assert run("init").output == '"app"."outbox" was complete already\n'
+    assert run("init").output == '"app"."outbox" was already complete\n'
 
 
 def test_init_with_other_types(run: Run, connection: psycopg.Connection[Any]) -> None:
@@ -114,12 +108,12 @@ def test_check_asks_that_the_ledger_be_compacted(run: Run, kafka: EmbeddedKafka)
             "missing: .*kafka_value is jsonb; it must be",
             1,
         ),
-        ("DROP TABLE app.outbox_leader CASCADE", "missing: .*airflow-outbox init", 1),
-        ("DELETE FROM app.outbox_leader", "missing: .*is empty", 1),
-        ("UPDATE app.outbox_leader SET schema_version = 99", "missing: .*schema version 99", 1),
+        ("DROP TABLE app.outbox_state CASCADE", "missing: .*airflow-outbox init", 1),
+        ("DELETE FROM app.outbox_state", "missing: .*is empty", 1),
+        ("UPDATE app.outbox_state SET schema_version = 99", "missing: .*schema version 99", 1),
         (
             "INSERT INTO app.outbox (kafka_topic, kafka_key) VALUES ('no-such-topic', 'k')",
-            "missing: records wait for topic no-such-topic, which is not there",
+            "missing: records wait for topic no-such-topic, which does not exist",
             1,
         ),
     ],

@@ -72,6 +72,7 @@ def test_once(folder: Path) -> None:
     assert [path for path in logs if str(password) in path.read_text(errors="replace")] == []
 
 
+@pytest.mark.long
 def test_a_task_that_fails_is_shown_with_its_log_and_all_ends(folder: Path, tmp_path: Path) -> None:
     dags = tmp_path / "dags"
     shutil.copytree(ROOT / "dags", dags)

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,12 @@ import psycopg
 import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
-from support.harvesting import BUSY, CHILD, COMMAND, Outbox, Process, make_outbox, wait_until
+from support.harvesting import BUSY, CHILD, COMMAND, Outbox, Process, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.table import OutboxTable
-
-
-@pytest.fixture
-def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
-    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
-
-
-@pytest.fixture
-def start(outbox: Outbox, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start a harvester: as the command, or as the child."""
-    started: list[Process] = []
-
-    def start(*arguments: str, child: bool = False, until: str = "forever", **settings: Any) -> Process:
-        config = {**outbox.settings, **settings}
-        if child:
-            process = Process(CHILD, first_line={"config": config, "until": until})
-        else:
-            file = tmp_path / "outbox.yaml"
-            file.write_text(yaml.safe_dump(config))
-            process = Process([*COMMAND, "harvest", "-f", str(file), "--until", until, *arguments])
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.end()
-
 
 Start = Callable[..., Process]
 
@@ -92,13 +65,13 @@ def test_it_goes_on_with_what_is_stashed_later(outbox: Outbox, start: Start) -> 
         wait_until(lambda: outbox.left() == 0)
     assert outbox.by_key() == in_order(300)
     view = process.wait_for("progress", standing="leading")["view"]
-    assert outbox.query("SELECT view::text, published FROM outbox_leader") == [(view, 300)] or wait_for_account(
+    assert outbox.query("SELECT view::text, published FROM outbox_shard") == [(view, 300)] or wait_for_account(
         outbox, 300
     )
 
 
 def wait_for_account(outbox: Outbox, published: int) -> bool:
-    wait_until(lambda: outbox.query("SELECT published FROM outbox_leader") == [(published,)])
+    wait_until(lambda: outbox.query("SELECT published FROM outbox_shard") == [(published,)])
     return True
 
 
@@ -139,11 +112,11 @@ def test_a_stopped_leaders_lock_on_the_fence_is_ended(outbox: Outbox, start: Sta
     with psycopg.connect(outbox.database) as stopped, psycopg.connect(outbox.database, autocommit=True) as setting:
         pid = stopped.execute("SELECT pg_backend_pid()").fetchone()
         setting.execute(
-            "UPDATE outbox_leader SET view = gen_random_uuid(), backends = jsonb_build_array(jsonb_build_object("
+            "UPDATE outbox_shard SET view = gen_random_uuid(), backends = jsonb_build_array(jsonb_build_object("
             "'pid', pid, 'started', backend_start)) FROM pg_stat_activity WHERE pid = %s",
             pid,
         )
-        stopped.execute("SELECT FROM outbox_leader FOR SHARE")
+        stopped.execute("SELECT FROM outbox_shard FOR SHARE")
         outbox.stash(10)
         start(until="drained").ends()
         assert outbox.left() == 0
@@ -154,7 +127,7 @@ def test_a_stopped_leaders_lock_on_the_fence_is_ended(outbox: Outbox, start: Sta
 def test_a_strangers_lock_on_the_fence_is_named_and_waited_for(outbox: Outbox, start: Start) -> None:
     outbox.stash(10)
     with psycopg.connect(outbox.database) as stranger:
-        stranger.execute("SELECT FROM outbox_leader FOR UPDATE")
+        stranger.execute("SELECT FROM outbox_shard FOR UPDATE")
         process = start()
         error = process.wait_for("error")
         assert "pg_stat_activity" in error["error"]
@@ -240,7 +213,7 @@ def test_secrets_are_in_neither_arguments_nor_environment(outbox: Outbox, start:
         ({"outbox_table": "nowhere"}, "airflow-outbox init"),
         ({"data_source": "host=127.0.0.1 port=1 dbname=x"}, "can't connect to Postgres"),
         ({"kafka": {"bootstrap.servers": "127.0.0.1:1"}}, "can't reach Kafka at 127.0.0.1:1"),
-        ({"leader_topic": "not-there"}, "there is no topic not-there. Run `airflow-outbox init`"),
+        ({"leader_topic": "not-there"}, "topic not-there does not exist. Run `airflow-outbox init`"),
         ({"kafka_producer": {"no.such.setting": 1}}, "no.such.setting"),
         ({"oops": 1}, "unknown setting oops"),
     ],

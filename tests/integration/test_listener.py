@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, closing
 from pathlib import Path
 from statistics import median
@@ -23,12 +23,6 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import Role
 from airflow_outbox.tickets.listener import Listener, listener
 from airflow_outbox.tickets.published import TicketState, TicketStatus
-
-
-@pytest.fixture
-def leader(database: str) -> Iterator[Leader]:
-    with closing(Leader(database)) as leader:
-        yield leader
 
 
 async def wait(listening: Listener, ticket: Ticket, found: list[TicketStatus] | None = None) -> TicketStatus:
@@ -83,7 +77,7 @@ async def test_where_no_announcement_comes_it_looks_once_a_second(database: str,
     waiting = asyncio.create_task(wait(listening, ticket))
     await attended(leader)
     text = str(leader.watermark())
-    leader.connection.execute("UPDATE outbox_leader SET watermark = %s", [text])
+    leader.connection.execute("UPDATE outbox_shard SET watermark = %s", [text])
     begun = time.monotonic()
     await waiting
     assert 0.01 < time.monotonic() - begun < 1 + 2 * BUSY
@@ -163,7 +157,8 @@ async def test_one_that_is_rolled_back_while_it_is_awaited_is_told_at_once(datab
 async def test_a_new_incarnation_refuses_who_waits(database: str, leader: Leader) -> None:
     waiting = asyncio.create_task(wait(Listener(database), leader.stash()))
     await attended(leader)
-    leader.connection.execute("UPDATE outbox_leader SET incarnation = 2, watermark = NULL")
+    leader.connection.execute("UPDATE outbox_shard SET incarnation = 2, watermark = NULL")
+    leader.connection.execute("UPDATE outbox_state SET incarnation = 2")
     leader.beat()
     async with asyncio.timeout(3):
         with pytest.raises(TicketRefusedError, match="incarnation"):
@@ -207,7 +202,7 @@ async def test_a_postgres_that_is_away_is_waited_for(server_folder: Path) -> Non
         await asyncio.sleep(0.5)
         await asyncio.to_thread(server.start)
         with closing(psycopg.connect(database, autocommit=True)) as connection:
-            connection.execute("UPDATE outbox_leader SET watermark = pg_current_snapshot()")
+            connection.execute("UPDATE outbox_shard SET watermark = pg_current_snapshot()")
         async with asyncio.timeout(10):
             assert (await waiting).state is TicketState.PUBLISHED
 
@@ -282,7 +277,7 @@ async def test_only_so_many_records_are_counted(database: str, leader: Leader, m
     assert [status.left for status in await reports(database, tickets, monkeypatch)] == [0, 4, 3, None, None]
     assert [status.left for status in await reports(database, tickets[:3], monkeypatch)] == [0, 4, 3]
     (much,) = await reports(database, [leader.stash(20)], monkeypatch)
-    assert str(much).endswith("is committed, more than 9 records of it wait to be published")
+    assert str(much).endswith("is committed; more than 9 records of it still wait to be published")
 
 
 @pytest.mark.parametrize("options", ["-c statement_timeout=300", ""])

@@ -12,9 +12,8 @@ import psycopg
 import pytest
 import yaml
 from psycopg import sql
-from support.harvesting import AS_OF_VERSION_4, COMMAND, GOHARVEST_TABLE, Outbox, Process, make_outbox, wait_until
+from support.harvesting import AS_OF_VERSION_4, COMMAND, GOHARVEST_TABLE, Outbox, Process, wait_until
 
-from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.check import examine
@@ -29,12 +28,7 @@ OTHERS = "SELECT count(*) FROM outbox WHERE transaction_id <> xmin::text::xid8"
 
 
 @pytest.fixture
-def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
-    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
-
-
-@pytest.fixture
-def leader(outbox: Outbox, tmp_path: Path) -> Iterator[Process]:
+def leading(outbox: Outbox, tmp_path: Path) -> Iterator[Process]:
     """A harvester that leads and has published records 0 to 9."""
     file = tmp_path / "outbox.yaml"
     file.write_text(yaml.safe_dump(outbox.settings))
@@ -44,12 +38,6 @@ def leader(outbox: Outbox, tmp_path: Path) -> Iterator[Process]:
     wait_until(lambda: outbox.left() == 0)
     yield process
     process.end()
-
-
-@pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
 
 
 def run(program: Path, *arguments: str) -> str:
@@ -68,7 +56,7 @@ def test_what_is_restored_from_a_dump_in_mid_term_is_published_once(
     dump.write_text(run(programs / "pg_dump", "--data-only", "--table=outbox", f"--dbname={outbox.database}"))
     with psycopg.connect(outbox.database) as connection:
         connection.execute("DELETE FROM outbox")
-    leader: Process = request.getfixturevalue("leader")
+    leading: Process = request.getfixturevalue("leading")
     mode = "replica" if replication else "origin"
     setting = f"--command=SET session_replication_role = {mode}"
     run(programs / "psql", outbox.database, "--set=ON_ERROR_STOP=1", setting, f"--file={dump}")
@@ -76,12 +64,12 @@ def test_what_is_restored_from_a_dump_in_mid_term_is_published_once(
     outbox.stash(10, start=40)
     wait_until(lambda: outbox.left() == 0)
     assert sorted(number for _, number in outbox.published()) == list(range(50))
-    assert len([event for event in leader.events if event["event"] == "view"]) == 1
+    assert len([event for event in leading.events if event["event"] == "view"]) == 1
 
 
 @pytest.mark.parametrize("transaction_id", [3, 2**40], ids=["past", "future"])
 def test_what_is_copied_with_another_transactions_id_is_published_once(
-    outbox: Outbox, leader: Process, connection: psycopg.Connection[Any], transaction_id: int
+    outbox: Outbox, leading: Process, connection: psycopg.Connection[Any], transaction_id: int
 ) -> None:
     connection.execute("CREATE TABLE backup AS TABLE outbox")
     connection.execute(
@@ -95,7 +83,7 @@ def test_what_is_copied_with_another_transactions_id_is_published_once(
     outbox.stash(10, start=40)
     wait_until(lambda: outbox.left() == 0)
     assert sorted(number for _, number in outbox.published()) == list(range(50))
-    assert len([event for event in leader.events if event["event"] == "view"]) == 1
+    assert len([event for event in leading.events if event["event"] == "view"]) == 1
 
 
 def load(connection: psycopg.Connection[Any], *transaction_ids: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import CHILD, GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
@@ -40,13 +40,6 @@ def outbox(request: pytest.FixtureRequest, database: str, kafka: EmbeddedKafka, 
     small = NewTopic(topic_prefix + "small", PARTITIONS, 1, config={"max.message.bytes": "1000"})
     admin.create_topics([small])[small.topic].result()
     return made
-
-
-@pytest.fixture
-def harvester(outbox: Outbox) -> Iterator[Process]:
-    process = Process(CHILD, first_line={"config": outbox.settings})
-    yield process
-    process.end()
 
 
 @pytest.fixture
@@ -136,7 +129,7 @@ def test_what_is_parked_is_listed_and_shown(poisoned: Outbox, run: Run) -> None:
     assert "only the first 2" in run("parked", "list", "--limit", "2").stderr
     assert run("parked", "list", "--limit", "6").stderr == ""
     for command in (["retry"], ["discard", "--reason", "why"]):
-        assert "no parked record" in run("parked", *command, "--id", "999999", status=1).output
+        assert "no waiting parked record" in run("parked", *command, "--id", "999999", status=1).output
     (whole,) = yaml.safe_load(run("parked", "show", "--id", str(rows[0]["id"]), "--output", "yaml").stdout)
     assert (whole["value"], whole["header_names"], whole["header_values"]) == (TOO_LARGE, ["h"], ["1"])
     assert "too_large" in run("parked", "list").stdout
@@ -162,7 +155,7 @@ def test_status_counts_what_is_parked_by_cause(poisoned: Outbox, run: Run) -> No
 
 def test_a_retry_is_carried_out_in_order_when_the_cause_is_gone(poisoned: Outbox, harvester: Process, run: Run) -> None:
     create(poisoned, missing(poisoned))
-    assert "asked to retry 3 records" in run("parked", "retry", "--topic", missing(poisoned)).stdout
+    assert "asked the leader to retry 3 records" in run("parked", "retry", "--topic", missing(poisoned)).stdout
     wait_until(lambda: len(listed(run)) == 3, doing="the retry")
     assert values(poisoned, missing(poisoned)) == ["0", "1", "2"]
 
@@ -207,7 +200,9 @@ def test_a_discarded_record_lets_the_next_ones_go_and_is_kept_until_it_is_purged
     poisoned: Outbox, harvester: Process, run: Run
 ) -> None:
     bad = listed(run, "--topic", small(poisoned))[0]["id"]
-    assert "asked to discard 1" in run("parked", "discard", "--id", str(bad), "--reason", "a test's own").stdout
+    assert (
+        "asked the leader to discard 1" in run("parked", "discard", "--id", str(bad), "--reason", "a test's own").stdout
+    )
     wait_until(lambda: listed(run, "--topic", small(poisoned)) == [], doing="the discard")
     assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == ["1", "2"]
     harvester.wait_for("discarded", topics={small(poisoned): 1})
@@ -233,11 +228,11 @@ def test_a_discarded_record_lets_the_next_ones_go_and_is_kept_until_it_is_purged
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["retry"], "say which records are meant"),
-        (["retry", "--all", "--topic", "t"], "say which records are meant"),
-        (["show"], "say which records are meant"),
-        (["discard", "--reason", "why"], "say which records are meant"),
-        (["discard", "--purge"], "say which records are meant"),
+        (["retry"], "select the records"),
+        (["retry", "--all", "--topic", "t"], "select the records"),
+        (["show"], "select the records"),
+        (["discard", "--reason", "why"], "select the records"),
+        (["discard", "--purge"], "select the records"),
         (["discard", "--all"], "--reason"),
         (["discard", "--all", "--purge", "--reason", "why"], "--reason"),
     ],
@@ -305,7 +300,7 @@ def test_who_operates_may_ask_and_do_nothing_by_hand(database: str) -> None:
                     "DELETE FROM outbox_parked",
                     "UPDATE outbox_parked SET kafka_value = ''",
                     "UPDATE outbox_parked SET discarded_at = now()",
-                    "UPDATE outbox_leader SET view = NULL",
+                    "UPDATE outbox_shard SET view = NULL",
                     "DELETE FROM outbox",
                 ):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):

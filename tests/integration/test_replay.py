@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import COMMAND, PARTITIONS, Outbox, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.cli import main
@@ -32,13 +31,7 @@ COUNT = 300
 
 
 @pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def archived(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def filled_archive(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     """An archive of records 0 to 299 of two topics and ten keys, as if they had been published."""
     init_outbox(connection, NAME, archive_retention=MONTH)
     fill(connection, COUNT)
@@ -75,20 +68,20 @@ def run(connection: psycopg.Connection[Any], transaction_records: int = 50, **ch
 
 
 def test_a_key_comes_again_in_its_order_with_a_header_that_names_the_replay(
-    archived: psycopg.Connection[Any],
+    filled_archive: psycopg.Connection[Any],
 ) -> None:
-    assert run(archived, key="k3") == 30
-    assert waiting(archived) == [
+    assert run(filled_archive, key="k3") == 30
+    assert waiting(filled_archive) == [
         ("t1", "k3", str(n), ["n", "outbox-replay"], [str(n), "r"], n % 3) for n in range(3, COUNT, 10)
     ]
-    transactions = archived.execute("SELECT DISTINCT transaction_id::text FROM outbox").fetchall()
+    transactions = filled_archive.execute("SELECT DISTINCT transaction_id::text FROM outbox").fetchall()
     assert len(transactions) == 1
-    assert len(archived.execute("SELECT FROM outbox_archive").fetchall()) == COUNT
+    assert len(filled_archive.execute("SELECT FROM outbox_archive").fetchall()) == COUNT
 
 
-def test_what_fits_all_choices_is_meant_and_counted_first(archived: psycopg.Connection[Any]) -> None:
+def test_what_fits_all_choices_is_meant_and_counted_first(filled_archive: psycopg.Connection[Any]) -> None:
     def count(**choices: Any) -> dict[str, int]:
-        return Replayer(archived, NAME, Replay(replay_id="r", **choices)).count()
+        return Replayer(filled_archive, NAME, Replay(replay_id="r", **choices)).count()
 
     now = datetime.now(UTC)
     assert count(everything=True) == {"t0": 150, "t1": 150}
@@ -98,12 +91,12 @@ def test_what_fits_all_choices_is_meant_and_counted_first(archived: psycopg.Conn
     assert count(since=now - timedelta(hours=1), until=now + timedelta(hours=1), to_id=3) == {"t0": 2, "t1": 1}
     assert count(since=now + timedelta(hours=1)) == {}
     assert count(until=now - timedelta(hours=1)) == {}
-    assert waiting(archived) == []
+    assert waiting(filled_archive) == []
 
 
-def test_into_another_topic_partitions_are_left_to_the_keys(archived: psycopg.Connection[Any]) -> None:
-    assert run(archived, topic="t1", to_topic="elsewhere", header="again") == 150
-    rows = waiting(archived)
+def test_into_another_topic_partitions_are_left_to_the_keys(filled_archive: psycopg.Connection[Any]) -> None:
+    assert run(filled_archive, topic="t1", to_topic="elsewhere", header="again") == 150
+    rows = waiting(filled_archive)
     assert {(row[0], row[5], row[3][-1], row[4][-1]) for row in rows} == {("elsewhere", None, "again", "r")}
     assert [int(row[2]) for row in rows] == list(range(1, COUNT, 2))
 
@@ -112,30 +105,32 @@ class Interruption(Exception):
     pass
 
 
-def test_an_interrupted_replay_goes_on_and_a_finished_one_does_nothing(archived: psycopg.Connection[Any]) -> None:
+def test_an_interrupted_replay_goes_on_and_a_finished_one_does_nothing(filled_archive: psycopg.Connection[Any]) -> None:
     def interrupt(stashed: int) -> None:
         if stashed >= 100:
             raise Interruption
 
     with pytest.raises(Interruption):
-        Replayer(archived, NAME, Replay(replay_id="r", everything=True)).run(transaction_records=50, report=interrupt)
-    assert len(waiting(archived)) == 100
-    move(archived)  # what it has stashed is published and archived meanwhile
-    fill(archived, 10)  # and others come
-    assert run(archived, everything=True, transaction_records=70) == COUNT
-    assert [int(row[2]) for row in waiting(archived)] == list(range(100, COUNT))
-    assert run(archived, everything=True) == COUNT
-    assert len(waiting(archived)) == COUNT - 100
-    assert run(archived, replay_id="another", everything=True) == COUNT + 10  # and no record of the first replay
+        Replayer(filled_archive, NAME, Replay(replay_id="r", everything=True)).run(
+            transaction_records=50, report=interrupt
+        )
+    assert len(waiting(filled_archive)) == 100
+    move(filled_archive)  # what it has stashed is published and archived meanwhile
+    fill(filled_archive, 10)  # and others come
+    assert run(filled_archive, everything=True, transaction_records=70) == COUNT
+    assert [int(row[2]) for row in waiting(filled_archive)] == list(range(100, COUNT))
+    assert run(filled_archive, everything=True) == COUNT
+    assert len(waiting(filled_archive)) == COUNT - 100
+    assert run(filled_archive, replay_id="another", everything=True) == COUNT + 10  # and no record of the first replay
 
 
-def test_an_id_stands_for_the_choices_it_was_begun_with(archived: psycopg.Connection[Any]) -> None:
-    run(archived, key="k3")
+def test_an_id_stands_for_the_choices_it_was_begun_with(filled_archive: psycopg.Connection[Any]) -> None:
+    run(filled_archive, key="k3")
     for other in ({"key": "k4"}, {"key": "k3", "to_topic": "t"}, {"everything": True}):
-        with pytest.raises(ConfigurationError, match="other choices"):
-            run(archived, **other)
-    run(archived, replay_id="r2", key="k4")
-    assert len(waiting(archived)) == 60
+        with pytest.raises(ConfigurationError, match="other options"):
+            run(filled_archive, **other)
+    run(filled_archive, replay_id="r2", key="k4")
+    assert len(waiting(filled_archive)) == 60
 
 
 @pytest.mark.parametrize(
@@ -162,18 +157,18 @@ def test_bytes_are_replayed_as_they_were(connection: psycopg.Connection[Any]) ->
     assert waiting(connection) == [("t", b"\xff\x00", b"\x00\x01", ["h", "outbox-replay"], [b"\xfe", b"r"], None)]
 
 
-def test_who_operates_may_replay(archived: psycopg.Connection[Any], database: str) -> None:
+def test_who_operates_may_replay(filled_archive: psycopg.Connection[Any], database: str) -> None:
     role = "operate_" + psycopg.conninfo.conninfo_to_dict(database)["dbname"][-12:]
-    archived.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    filled_archive.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
     try:
-        for statement in grant_statements(archived, NAME, "operate", role):
-            archived.execute(statement.encode())
+        for statement in grant_statements(filled_archive, NAME, "operate", role):
+            filled_archive.execute(statement.encode())
         with psycopg.connect(database, user=role, password="secret", autocommit=True) as operator:
             assert run(operator, key="k3") == 30
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 operator.execute("DELETE FROM outbox_archive")
     finally:
-        archived.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+        filled_archive.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 @pytest.fixture
@@ -182,13 +177,6 @@ def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
     with psycopg.connect(database, autocommit=True) as connection:
         init_outbox(connection, NAME, archive_retention=MONTH)
     return made
-
-
-@pytest.fixture
-def harvester(outbox: Outbox) -> Iterator[Process]:
-    process = Process(CHILD, first_line={"config": outbox.settings})
-    yield process
-    process.end()
 
 
 @pytest.fixture
@@ -211,13 +199,13 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
 
     dry = replay("--key", "k3", "--dry-run")
     assert dry.output == f"30 records of {outbox.topic}\n"
-    assert replay("--key", "nobody's").output == "no records in the archive fit\n"
+    assert replay("--key", "nobody's").output == "no records in the archive match\n"
     assert "Replay them" in replay("--key", "k3", answer="n\n").output
     assert outbox.left() == 0
     assert replay("--since", "last week", "--yes").exit_code == 2
     assert replay("--all", "--transaction", "0", "--yes").exit_code == 1
     done = replay("--key", "k3", "--to", other, "--id", "incident-7", answer="y\n")
-    assert "30 records are stashed again under the header outbox-replay: incident-7" in done.output
+    assert "30 records are stashed again, with the header outbox-replay: incident-7" in done.output
     wait_until(lambda: outbox.left() == 0, doing="publishing once more")
     messages = Outbox(outbox.database, outbox.bootstrap, other).committed()
     assert [message.value().decode() for message in messages] == [str(n) for n in range(3, COUNT, 10)]

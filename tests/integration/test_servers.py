@@ -114,6 +114,7 @@ def test_over_tcp_every_role_needs_a_password(postgres: EmbeddedPostgres, databa
             connection.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.long
 def test_postgres_keeps_committed_rows_through_a_crash(folder: Path) -> None:
     with EmbeddedPostgres(folder / "postgres", settings={"work_mem": "5MB"}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -157,6 +158,7 @@ def test_data_that_nothing_leads_to_any_more_is_removed(tmp_path: Path) -> None:
     assert [place.exists() for place in places] == [False, True]
 
 
+@pytest.mark.long
 def test_kafka_keeps_records_through_a_crash(kafka_classpath: str, folder: Path) -> None:
     with EmbeddedKafka(folder / "kafka é", classpath=kafka_classpath, properties={"num.partitions": "7"}) as server:
         create_topic(server.bootstrap, "kept")

@@ -64,7 +64,7 @@ def test_records_become_visible_with_the_callers_commit(
         assert rows(looking) == []
     assert rows(looking) == [("t", f"k{number}", f"v{number}") for number in range(100)]
     assert {row[0] for row in rows(looking, "transaction_id::text")} == {str(ticket.transaction_id)}
-    assert looking.execute("SELECT outbox_id, incarnation FROM outbox_leader").fetchone() == (
+    assert looking.execute("SELECT outbox_id, incarnation FROM outbox_state").fetchone() == (
         ticket.outbox_id,
         ticket.incarnation,
     )
@@ -109,18 +109,18 @@ def test_nothing_is_written_for_no_records_but_the_ticket_is_good(
 
 
 BAD: list[tuple[OutboxRecord, str, str]] = [
-    (OutboxRecord("t" * 250, "k", "v"), "topic", "250 characters, Kafka allows 249"),
+    (OutboxRecord("t" * 250, "k", "v"), "topic", "250 characters; Kafka allows at most 249"),
     (OutboxRecord("a b", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("..", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("__consumer_offsets", "k", "v"), "topic", "Kafka keeps its own state"),
     (OutboxRecord("täg", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("t\n", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("", "k", "v"), "topic", "must be the name of a topic"),
-    (OutboxRecord("t", "k" * 101, "v"), "key", "101 characters, the column takes 100"),
+    (OutboxRecord("t", "k" * 101, "v"), "key", "101 characters; the column takes at most 100"),
     (OutboxRecord("t", None, "v"), "key", "must be text or bytes, not NoneType"),  # type: ignore[arg-type]
     (OutboxRecord("t", 7, "v"), "key", "must be text or bytes, not int"),  # type: ignore[arg-type]
     (OutboxRecord("t", b"\xff", "v"), "key", "BYTEA"),
-    (OutboxRecord("t", "k", "v" * 10001), "value", "10001 characters, the column takes 10000"),
+    (OutboxRecord("t", "k", "v" * 10001), "value", "10001 characters; the column takes at most 10000"),
     (OutboxRecord("t", "k", b"\xff"), "value", "BYTEA"),
     (OutboxRecord("t", "k", "a\x00b"), "value", "NUL"),
     (OutboxRecord("t", "k", "\ud800"), "value", "surrogate"),
@@ -186,5 +186,5 @@ def test_a_ticket_travels_as_text(database: str, looking: object) -> None:
     assert Ticket.parse(str(ticket)) == ticket
     assert len(str(ticket)) < 80
     for text in ("", "a/b/c", str(ticket) + "/1", None):
-        with pytest.raises(InvalidTicketError, match="Pass on, unchanged"):
+        with pytest.raises(InvalidTicketError, match="Pass on what stash"):
             Ticket.parse(text)  # type: ignore[arg-type]

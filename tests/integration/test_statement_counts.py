@@ -100,7 +100,7 @@ def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
     assert names["purge_published"] == BATCHES
     # Nothing else comes with a batch, and what comes by the second is known. Once, the log is brought to disk: the
     # first look at the rows has written hints into it. The connection that looks is set up when it is needed first.
-    by_the_second, once = {"heartbeat", "holds_fence"}, {"flushed", "flush", "begin_session"}
+    by_the_second, once = {"heartbeat", "holds_fence"}, {"flushed", "flush", "begin_session", "backend_pid"}
     assert names.keys() <= {"read_window", "read_on", "purge_published"} | by_the_second | once, names
     assert all(names[name] <= 1 for name in once), names
     background = len(harvested.statements) - 2 * BATCHES

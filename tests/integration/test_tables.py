@@ -21,16 +21,12 @@ from airflow_outbox.values.records import OutboxRecord
 NAMES = ["outbox", "app.outbox", '"My Schema"."Out ""box"', "Outbox", '"Ünïcode"']
 
 
-@pytest.fixture
-def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
 @pytest.mark.parametrize("text", NAMES)
 def test_init_makes_the_tables_under_any_name_and_is_idempotent(connection: psycopg.Connection[Any], text: str) -> None:
     name = OutboxName.parse(text)
-    assert init_outbox(connection, name) == [f"made {name} and the tables beside it, schema version {SCHEMA_VERSION}"]
+    assert init_outbox(connection, name) == [
+        f"created {name} and the tables beside it, schema version {SCHEMA_VERSION}"
+    ]
     identity = OutboxTable(connection, name).identity()
     assert init_outbox(connection, name) == []
     assert OutboxTable(connection, name).identity() == identity
@@ -63,8 +59,13 @@ def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psy
     old, new = OutboxName.parse("old.outbox"), OutboxName.parse("new.outbox")
     assert init_outbox(connection, old) == [f"migrated {old} from schema version 0 to {SCHEMA_VERSION}"]
     init_outbox(connection, new)
-    for suffix in ("leader", "commits", "trouble"):
+    for suffix in ("state", "shard", "ledger", "commits", "published", "trouble"):
         assert table_shape(connection, old.text(suffix)) == table_shape(connection, new.text(suffix))
+    definitions = [
+        connection.execute(f"SELECT pg_get_viewdef('{schema}.outbox_published')".encode()).fetchall()[0][0]
+        for schema in ("old", "new")
+    ]
+    assert definitions[0].replace("old.", "new.") == definitions[1]
     assert table_shape(connection, "old.outbox") == before
     assert OutboxTable(connection, old).identity().incarnation == 1
 
@@ -92,7 +93,9 @@ def test_version_3_gets_the_newest_indexes_columns_and_view(connection: psycopg.
     assert parked_indexes(connection, "old") == parked_indexes(connection, "new")
     for suffix in ("commits", "parked", "published"):
         assert table_shape(connection, f"old.outbox_{suffix}") == table_shape(connection, f"new.outbox_{suffix}")
-    ids = connection.execute("SELECT transactional_ids, database_oid, begun_view FROM old.outbox_leader").fetchall()
+    ids = connection.execute(
+        "SELECT transactional_ids, database_oid, begun_view FROM old.outbox_state, old.outbox_shard, old.outbox_ledger"
+    ).fetchall()
     assert ids == [(["the only one"], None, None)]
 
 
@@ -137,13 +140,13 @@ def test_a_table_that_is_no_outbox_is_left_alone(connection: psycopg.Connection[
     with pytest.raises(ConfigurationError, match=r"no create_time.*Choose another name"):
         init_outbox(connection, OutboxName.parse("outbox"))
     with pytest.raises(psycopg.errors.UndefinedTable):
-        connection.execute("TABLE outbox_leader")
+        connection.execute("TABLE outbox_state")
 
 
 def test_a_newer_schema_is_refused(connection: psycopg.Connection[Any]) -> None:
     name = OutboxName.parse("outbox")
     init_outbox(connection, name)
-    connection.execute("UPDATE outbox_leader SET schema_version = %s", (SCHEMA_VERSION + 1,))
+    connection.execute("UPDATE outbox_state SET schema_version = %s", (SCHEMA_VERSION + 1,))
     for attempt in (lambda: init_outbox(connection, name), OutboxTable(connection, name).identity):
         with pytest.raises(SchemaVersionError, match="newer airflow-outbox"):
             attempt()
@@ -221,10 +224,12 @@ FORBIDDEN_TO_STASH = [
     "UPDATE app.outbox SET leader_id = NULL",
     "DELETE FROM app.outbox",
     "TRUNCATE app.outbox",
-    "SELECT * FROM app.outbox_leader",
-    "SELECT view FROM app.outbox_leader",
-    "UPDATE app.outbox_leader SET view = NULL",
-    "DELETE FROM app.outbox_leader",
+    "SELECT * FROM app.outbox_state",
+    "SELECT secret FROM app.outbox_state",
+    "SELECT view FROM app.outbox_shard",
+    "SELECT * FROM app.outbox_ledger",
+    "UPDATE app.outbox_shard SET view = NULL",
+    "DELETE FROM app.outbox_state",
     "SELECT * FROM app.outbox_commits",
     "INSERT INTO app.outbox_commits (app_id, version, records) VALUES ('a', 1, 1)",
     "SELECT setval('app.outbox_id_seq', 1)",
@@ -250,7 +255,7 @@ def test_the_stashing_role_can_do_nothing_else(
 
 def test_the_looking_role_reads_and_changes_nothing(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
     with acting_as(connection, roles["look"]):
-        for table in ("outbox", "outbox_leader", "outbox_commits"):
+        for table in ("outbox", "outbox_state", "outbox_shard", "outbox_ledger", "outbox_commits"):
             connection.execute(f"SELECT * FROM app.{table}")  # type: ignore[call-overload]
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(f"DELETE FROM app.{table}")  # type: ignore[call-overload]
@@ -269,7 +274,7 @@ def test_init_refuses_a_schema_for_staging_of_somebody_else(
     connection: psycopg.Connection[Any], roles: dict[str, str]
 ) -> None:
     connection.execute(f'CREATE SCHEMA public_outbox_staging AUTHORIZATION "{roles["job"]}"'.encode())
-    with pytest.raises(ConfigurationError, match=r"schema public_outbox_staging, where jobs .* belongs to"):
+    with pytest.raises(ConfigurationError, match=r"schema public_outbox_staging, in which jobs .* belongs to"):
         init_outbox(connection, OutboxName.parse("outbox"))
 
 
@@ -305,6 +310,6 @@ def test_a_trigger_that_names_no_schema_is_named_with_its_remedy(database: str) 
             "CREATE TRIGGER see AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION see()"
         )
         with pytest.raises(
-            PostgresError, match=r'"seen" does not exist \(PL/pgSQL function .*see\(\).*has to name schemas'
+            PostgresError, match=r'"seen" does not exist \(PL/pgSQL function .*see\(\).*must name schemas'
         ):
             leader.purge()

@@ -31,13 +31,14 @@ from airflow_outbox.tickets.listener import Listener
 from airflow_outbox.tickets.published import TicketState, TicketStatus, proof_of, ticket_status
 
 ADOPTED = """
-UPDATE outbox_leader
-SET incarnation = incarnation + 1, halted = NULL, watermark = NULL, table_oid = 'outbox'::regclass::oid,
+UPDATE outbox_shard SET incarnation = incarnation + 1, watermark = NULL;
+UPDATE outbox_state
+SET incarnation = incarnation + 1, halted = NULL, table_oid = 'outbox'::regclass::oid,
     database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
     timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
 """
-"""What `adopt` does to the leader row."""
+"""What `adopt` does to the rows of the shard and of the outbox."""
 RECIPE = """
 SELECT coalesce(bool_and(pg_visible_in_snapshot(%s::text::xid8, watermark)), false) FROM outbox_published
 """
@@ -164,7 +165,7 @@ async def test_a_standby_that_lacks_transactions_calls_none_of_its_own_published
         early = asyncio.create_task(last_of(listening, Ticket(lost.outbox_id, 1, lost.transaction_id + 299), heard))
         await asyncio.sleep(2)
         text = f"0 1 {lost.transaction_id}:{lost.transaction_id + 300}:{lost.transaction_id}"
-        [(secret,)] = connection.execute("SELECT secret FROM outbox_leader").fetchall()
+        [(secret,)] = connection.execute("SELECT secret FROM outbox_state").fetchall()
         announcement = f"{text} {proof_of(text, secret)}"
         connection.execute("SELECT pg_notify(%s, %s)", [f"outbox {lost.outbox_id}", announcement])
         await early
@@ -192,12 +193,6 @@ async def test_a_standby_that_lacks_transactions_calls_none_of_its_own_published
         adopted = stashed(connection)
         status = await first_of(listening, adopted)
         assert status.state is TicketState.WAITING, str(status)
-
-
-@pytest.fixture
-def leader(database: str) -> Iterator[Leader]:
-    with closing(Leader(database)) as leader:
-        yield leader
 
 
 async def test_a_ticket_of_the_second_of_an_adoption_is_not_refused(database: str, leader: Leader) -> None:
@@ -234,7 +229,7 @@ async def test_nothing_is_published_while_harvesting_is_halted(database: str, le
     found: list[TicketStatus] = []
     waiting = asyncio.create_task(last_of(listening, ticket, found))
     await asyncio.sleep(1.5)
-    leader.connection.execute("UPDATE outbox_leader SET halted = 'the ledger is empty'")
+    leader.connection.execute("UPDATE outbox_state SET halted = 'the ledger is empty'")
     assert ticket_status(leader.connection, ticket).state is TicketState.HALTED
     leader.purge()  # the last announcement of a leader that does not know yet
     await asyncio.sleep(2)
@@ -243,7 +238,7 @@ async def test_nothing_is_published_while_harvesting_is_halted(database: str, le
     assert "the ledger is empty" in str(found[-1])
     assert shown(leader.connection) == [(None,)]
     assert read_status(leader.connection, NAME).doubt == "the ledger is empty"
-    leader.connection.execute("UPDATE outbox_leader SET halted = NULL")
+    leader.connection.execute("UPDATE outbox_state SET halted = NULL")
     assert read_status(leader.connection, NAME).doubt is None
     leader.beat()
     async with asyncio.timeout(10):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -22,13 +21,6 @@ from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.values.verdict import Backlog, State, Thresholds, TroubleKind, Verdict, judge
 
 BOUNDS = Thresholds(lagging_after=60, stalled_after=30, silence=6)
-
-
-@pytest.fixture
-def leader(database: str) -> Iterator[Leader]:
-    leader = Leader(database)
-    yield leader
-    leader.close()
 
 
 def judged(leader: Leader) -> Verdict:
@@ -87,7 +79,7 @@ def test_no_table_that_grows_is_scanned(leader: Leader, statement: str) -> None:
     leader.connection.execute("ANALYZE outbox")
     plan = json.dumps(explained(leader, statement), indent=1)
     scans = re.findall(r'"Node Type": "(Seq Scan|Bitmap \w+ Scan)".*?"Relation Name": "(\w+)"', plan, re.DOTALL)
-    assert {table for _, table in scans} <= {"outbox_leader"}, plan
+    assert {table for _, table in scans} <= {"outbox_shard"}, plan
 
 
 def test_dead_rows_behind_the_watermark_are_not_looked_at(leader: Leader, database: str) -> None:
@@ -184,10 +176,10 @@ def test_a_members_trouble_is_a_note_while_another_leads_and_the_cause_when_nobo
 
 
 def test_parked_records_are_a_reason_to_look(leader: Leader) -> None:
-    leader.park(leader.stash(2), 1, "there is no topic x")
+    leader.park(leader.stash(2), 1, "topic x does not exist")
     found = judged(leader)
     assert found.state is State.LAGGING
-    assert "(1 refused): there is no topic x" in found.cause
+    assert "(1 refused): topic x does not exist" in found.cause
     assert "parked list" in found.remedy
     leader.discard()
     assert judged(leader).state is State.HEALTHY
@@ -209,7 +201,7 @@ def test_every_role_that_looks_gets_it_and_no_other(leader: Leader, database: st
 def test_a_table_of_goharvest_has_a_verdict_too(database: str) -> None:
     leader = Leader(database, delivery="at_least_once")
     try:
-        leader.connection.execute("UPDATE outbox_leader SET timeline = timeline + 1")  # no history counts there
+        leader.connection.execute("UPDATE outbox_state SET timeline = timeline + 1")  # no history counts there
         leader.stash(3)
         leader.connection.execute("DROP TRIGGER loaded ON outbox")
         leader.connection.execute("ALTER TABLE outbox DROP COLUMN transaction_id")

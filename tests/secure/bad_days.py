@@ -17,7 +17,7 @@ from airflow_outbox import OutboxRecord, stash
 
 RECORDS = 20
 MANY = 2000  # so many that marking or parking them needs pages of their own
-NO_ROOM = "No space left on device.*Make room on the disk of Postgres"
+NO_ROOM = "No space left on device.*Free some of Postgres' disk"
 
 
 @contextlib.contextmanager
@@ -203,8 +203,8 @@ BAD_DAYS = {
         privilege("UPDATE (leader_id) ON outbox TO HARVESTER", "table outbox"), delivery="at_least_once"
     ),
     "may not park": may_not_park(),
-    "may not look at the fence": privilege("SELECT ON outbox_leader TO HARVESTER", "table outbox_leader"),
-    "may not write the fence": privilege("UPDATE ON outbox_leader TO HARVESTER", "table outbox_leader"),
+    "may not look at the fence": privilege("SELECT ON outbox_shard TO HARVESTER", "table outbox_shard"),
+    "may not write the fence": privilege("UPDATE ON outbox_shard TO HARVESTER", "table outbox_shard"),
     "may not enter the schema": privilege("USAGE ON SCHEMA public TO HARVESTER", "schema public"),
     "the password is another": statements(
         "ALTER ROLE HARVESTER PASSWORD 'another'; "
@@ -214,7 +214,7 @@ BAD_DAYS = {
         "password authentication failed for user.*Check the data source",
     ),
     "the table is gone": missing("outbox"),
-    "the fence is gone": missing("outbox_leader"),
+    "the fence is gone": missing("outbox_shard"),
     "a header is null": header("ARRAY[NULL]", "a header's name or value is null"),
     "a header is missing": header("'{}'", "1 header names for 0 header values"),
     "not allowed in the group": permission(0),

@@ -37,6 +37,8 @@ from airflow_outbox.demo.embedded.unprivileged import server_user
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.schema import grant_statements
 
+pytestmark = pytest.mark.alone
+
 WATCHED = 10.0
 MOST_CPU = 1.0  # seconds while watched; a loop that waits for nothing takes them all
 MOST_LINES = 30  # while watched; ten of them are progress

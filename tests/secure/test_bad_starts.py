@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 from secure.conftest import MakeOutbox, SecureOutbox, Start
 
 from airflow_outbox.cli import main
+
+pytestmark = pytest.mark.alone
 
 
 def kafka(**settings: str) -> Callable[[SecureOutbox], None]:

@@ -114,7 +114,8 @@ async def goes_on_over_several_expiries(
             await asyncio.to_thread(each.stash, 1, start=count)
         count += 1
         await asyncio.sleep(1)
-    assert await running == [{"status": "ended", "reason": "time", "published": count}]
+    counts = {"published": count, "topics": {by_trigger.topic: count}}
+    assert await running == [{"status": "ended", "reason": "time", **counts}]
     command.popen.terminate()
     command.ends()
     for name, each in outboxes.items():
@@ -163,7 +164,7 @@ def waits_for_the_first_token_but_not_for_ever(outboxes: list[SecureOutbox], sta
     time.sleep(2)
     tell_token(processes[0], patient.user, 60)
     processes[0].wait_for("view")
-    for process, why in zip(processes[1:], ("no such role", "the token that came expired"), strict=True):
+    for process, why in zip(processes[1:], ("no such role", "the new token expired"), strict=True):
         process.ends()
         assert process.popen.returncode == 1
         said = errors(process)
@@ -178,9 +179,9 @@ def test_a_function_of_the_users_that_is_wrong() -> None:
         )
 
     for path in ("no.such.module", "secure.jws.nothing"):
-        with pytest.raises(ConfigurationError, match=rf"oauth_cb: no function {path} can be imported"):
+        with pytest.raises(ConfigurationError, match=rf"oauth_cb: can't import the function {path}"):
             config(path)
-    with pytest.raises(ConfigurationError, match=r"secure\.jws\.base64 is no function"):
+    with pytest.raises(ConfigurationError, match=r"secure\.jws\.base64 is not a function"):
         config("secure.jws.base64")
     assert isinstance(config("secure.jws.source").kafka["oauth_cb"], FetchedTokens)
     secret = "s3cret"

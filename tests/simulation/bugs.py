@@ -25,7 +25,8 @@ from simulation.statements import Server
 from simulation.verdicts import Verdict
 from simulation.world import SOUND, Design
 
-from airflow_outbox.harvest import exactly_once, modes
+from airflow_outbox.harvest import exactly_once, modes, reading
+from airflow_outbox.harvest import recovery as recovery_term
 from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.protocol import adoption, atomic_batches, recovery
 from airflow_outbox.harvest.protocol.batches import Batch
@@ -70,16 +71,20 @@ def _log(name: str, log: Any, *found_by: Verdict, kind: str = "exactly_once") ->
     return Bug(name, found_by, kind, Design(transactional_log=log))
 
 
-def _term(name: str, term: Any, *found_by: Verdict, kind: str = "exactly_once", design: Design = SOUND) -> Bug:
-    return Bug(name, found_by, kind, design, (modes, "ExactlyOnceTerm", term))
+def _term(name: str, term: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
+    return Bug(name, found_by, kind, exchanged=(modes, "ExactlyOnceTerm", term))
 
 
 def _recovery(name: str, recover: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
-    return Bug(name, found_by, kind, exchanged=(exactly_once, "recover", recover))
+    return Bug(name, found_by, kind, exchanged=(recovery_term, "recover", recover))
 
 
 def _windows(name: str, windows: Any, *found_by: Verdict) -> Bug:
-    return Bug(name, found_by, exchanged=(exactly_once, "Windows", windows))
+    return Bug(name, found_by, exchanged=(reading, "Windows", windows))
+
+
+def _reading(name: str, reading: Any, *found_by: Verdict) -> Bug:
+    return Bug(name, found_by, exchanged=(exactly_once, "Reading", reading))
 
 
 def _parking(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:
@@ -126,17 +131,17 @@ BUGS: Collection[Bug] = (
     _term("the ledger tells of a witness that is not durable", planted.WitnessesEarly, _V.FALSE_ALARM),
     _term("entries are deleted before their batches are purged", planted.BuriesEarly, _V.FALSE_ALARM),
     _recovery("batch numbers are used again", planted.reuses_numbers, _V.FALSE_ALARM),
-    _term("reading begins before recovery", planted.ReadsBeforeRecovery, _V.DOUBLED),
+    _table("reading begins before recovery", planted_ports.ReadsBeforeRecovery, _V.DOUBLED),
     # Ids that can't be fenced now
     _fencing(
         "others' ids that can't be fenced are left alone",
-        exactly_once,
+        recovery_term,
         "require_given_up",
         planted_fencing.leaves_others_alone,
         _V.DOUBLED,
     ),
     _fencing(
-        "ids count as given up that are in use", exactly_once, "recorded_ids", planted_fencing.gives_all_up, _V.DOUBLED
+        "ids count as given up that are in use", recovery_term, "recorded_ids", planted_fencing.gives_all_up, _V.DOUBLED
     ),
     _fencing(
         "an id is left alone whose commit is uncertain",
@@ -145,20 +150,27 @@ BUGS: Collection[Bug] = (
         planted_fencing.leaves_all_alone,
         _V.DOUBLED,
     ),
-    _term("the watermark moves while an id is not fenced", planted_fencing.AnnouncesAll, _V.FALSE_WATERMARK, kind=SICK),
-    _term(
+    _fencing(
+        "the watermark moves while an id is not fenced",
+        exactly_once,
+        "Settling",
+        planted_fencing.AnnouncesAll,
+        _V.FALSE_WATERMARK,
+    ),
+    Bug(
         "retried records are parked no more before they can be read",
-        planted_fencing.UnparksUnread,
-        _V.FALSE_PUBLISHED,
-        kind="sick_partitions_atomic",
-        design=ATOMIC,
+        (_V.FALSE_PUBLISHED,),
+        "sick_partitions_atomic",
+        ATOMIC,
+        (modes, "RecoveryTerm", planted_fencing.UnparksUnread),
     ),
     _term("nothing is counted while an id is not fenced", planted_fencing.CountsLater, _V.FALSE_COUNTS, kind=SICK),
-    _term(
+    _fencing(
         "an id that was left alone is never fenced",
-        planted_fencing.NeverFencesTheRest,
+        exactly_once,
+        "fence_rest",
+        planted_fencing.never_fence_rest,
         _V.MISSING_PUBLISHED,
-        kind=SICK,
     ),
     # Purges
     _table("purges are by range", planted_ports.PurgesByRange, _V.LOST),
@@ -176,7 +188,7 @@ BUGS: Collection[Bug] = (
         exchanged=(Database, "guarded", staticmethod(planted.as_loaded)),
     ),
     _table("a term begins after all that is visible", planted_ports.BeginsLate, _V.STUCK, _V.LOST),
-    _term("windows outlive their term", planted.Remembers, _V.STUCK, _V.OUT_OF_ORDER),
+    _reading("windows outlive their term", planted.Remembers, _V.STUCK, _V.OUT_OF_ORDER),
     # Parking
     Bug(
         "a record is moved before the ledger says so",
@@ -195,15 +207,15 @@ BUGS: Collection[Bug] = (
     _atomic("only what is not whole is held back", atomic_batches, "behind", planted.no_others, _V.OUT_OF_ORDER),
     _atomic("what is parked in part is published", Server, "parked_lengths", planted.as_parked, _V.TORN),
     _atomic("what is parked in part is forgotten", Server, "parked_in_part", planted.nothing, _V.TORN),
-    _term("a stop commits a transaction in parts", planted.CommitsWhenStopped, _V.TORN, kind="atomic", design=ATOMIC),
+    _atomic("a stop commits a transaction in parts", exactly_once, "Pieces", planted.CommitsWhenStopped, _V.TORN),
     # The watermark
     Bug(
         "what is sent counts as published",
         (_V.FALSE_WATERMARK,),
         exchanged=(exactly_once, "FlushTracking", planted_tracking.FlushesEarly),
     ),
-    _term("a page counts as its window", planted_tracking.TakesPageForWindow, _V.FALSE_WATERMARK),
-    _term("a window's snapshot is its last page's", planted_tracking.EndsWindowsLate, _V.FALSE_WATERMARK),
+    _reading("a page counts as its window", planted_tracking.TakesPageForWindow, _V.FALSE_WATERMARK),
+    _reading("a window's snapshot is its last page's", planted_tracking.EndsWindowsLate, _V.FALSE_WATERMARK),
     Bug(
         "what earlier views have left is purged and not counted",
         (_V.FALSE_COUNTS,),
@@ -256,7 +268,7 @@ BUGS: Collection[Bug] = (
         "adopted_midway",
         exchanged=(adoption, "unpurged", planted_histories.adopts_all_incarnations),
     ),
-    _adopted("records of another table are published", exactly_once, "require_page", planted_histories.takes_any),
+    _adopted("records of another table are published", reading, "require_page", planted_histories.takes_any),
     _adopted("what is published beyond doubt is not purged", adoption, "of_present_records", planted_histories.doubts),
     Bug(
         "the ledger is believed whatever became of the database",
@@ -281,7 +293,7 @@ BUGS: Collection[Bug] = (
     ),
     _copied(
         "producers are fenced before the ledger is looked at",
-        exactly_once,
+        recovery_term,
         "require_no_rival",
         planted_histories.pass_by,
         _V.DISTURBED,

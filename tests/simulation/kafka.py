@@ -186,7 +186,7 @@ class Broker:
     def refusal(self, row: Sequence[Any]) -> Refusal | None:
         """What a look at a record tells."""
         if row[1] in self.missing:
-            return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {row[1]}")
+            return Refusal(Cause.UNKNOWN_TOPIC, f"topic {row[1]} does not exist")
         if len(row[4]) != len(row[5]):
             return Refusal(Cause.HEADERS, "as many names as values are needed")
         return self.told.get(row[3])

@@ -51,7 +51,7 @@ class Handle:
         self.context.run(self._callback, *self._args)
 
 
-class Process:
+class SimulatedProcess:
     """A process of the simulated world."""
 
     __slots__ = ("context", "killed", "missed", "stopped")
@@ -84,7 +84,7 @@ class Process:
         self.killed = True
 
 
-_PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+_PROCESS: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
 ELSEWHERE = Context()
 """What is run in it belongs to no process: servers, and the network."""
 
@@ -98,7 +98,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, Handle]] = []
         self._set = 0
         self._tasks: list[asyncio.Task[Any]] = []  # strong references: nothing of a killed process is to be collected
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
 
     def time(self) -> float:
         return self.now

@@ -12,14 +12,16 @@ from uuid import UUID
 from simulation.statements import Server
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.harvest import exactly_once
+from airflow_outbox.harvest import recovery
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.harvester import Harvester
+from airflow_outbox.harvest.pieces import Pieces
 from airflow_outbox.harvest.protocol import windows
 from airflow_outbox.harvest.protocol.atomic_batches import Closure, Taken
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Ledger
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
+from airflow_outbox.harvest.reading import Reading
 from airflow_outbox.values.fence import Fence
 from airflow_outbox.values.pages import Length, OutboxRow, PageSnapshot
 from airflow_outbox.values.records import Snapshot
@@ -76,33 +78,21 @@ def together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Seque
 _entry = Batch.entry
 
 
-class ReadsBeforeRecovery(ExactlyOnceTerm):
-    """Begins to read while batches of earlier views are in the table."""
-
-    async def recover(self) -> None:
-        await self._read_page(max_records=12, max_bytes=10**6)
-        await super().recover()
-
-
-class Remembers(ExactlyOnceTerm):
+class Remembers(Reading):
     """Goes on where an earlier term of this process had got to in the table."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        table = settings["table"]
+    def __init__(self, first: PageSnapshot, *, table: Any, **settings: Any) -> None:
+        super().__init__(first, table=table, **settings)
         if not hasattr(table, "windows"):
             table.windows = self._windows
         self._windows = table.windows
 
-    async def _begin_reading(self) -> None:
-        return None
 
-
-class CommitsWhenStopped(ExactlyOnceTerm):
+class CommitsWhenStopped(Pieces):
     """Commits what it has of a source transaction when it is asked to stop."""
 
-    async def _piece_for(self, batch: Any) -> Any:
-        piece = await super()._piece_for(batch)
+    async def next_for(self, batch: Any) -> Any:
+        piece = await super().next_for(batch)
         return piece and replace(piece, ends=True)
 
 
@@ -126,7 +116,7 @@ def believes_all(fence: Fence, ledger: Ledger) -> Any:
         return _recover(fence, ledger)
 
 
-_recover = exactly_once.recover
+_recover = recovery.recover
 
 
 # Windows

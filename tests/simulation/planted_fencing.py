@@ -8,6 +8,8 @@ from uuid import UUID
 
 from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.kafka.fencing import StuckIds
+from airflow_outbox.harvest.recovery import RecoveryTerm
+from airflow_outbox.harvest.settling import Settling
 from airflow_outbox.values.fence import Fence, Flushed, recorded_ids
 
 
@@ -26,15 +28,15 @@ def leaves_all_alone(stuck: StuckIds, ids: Collection[str]) -> None:
     stuck.left_alone.update(ids)
 
 
-class AnnouncesAll(ExactlyOnceTerm):
+class AnnouncesAll(Settling):
     """Moves the watermark past what earlier views have committed, and nobody can read yet."""
 
     @property
-    def _may_announce(self) -> bool:
+    def may_announce(self) -> bool:
         return True
 
 
-class UnparksUnread(ExactlyOnceTerm):
+class UnparksUnread(RecoveryTerm):
     """Takes records out of the parked table that nobody can read yet."""
 
     async def _require_readable(self, retried: Any) -> None:
@@ -45,11 +47,8 @@ class CountsLater(ExactlyOnceTerm):
     """Keeps the counts back, with the watermark, while purges go on."""
 
     def _to_account(self) -> Flushed | None:
-        return super()._to_account() if self._may_announce else None
+        return super()._to_account() if self._settling.may_announce else None
 
 
-class NeverFencesTheRest(ExactlyOnceTerm):
+async def never_fence_rest(*_: Any) -> None:
     """Forgets what could not be fenced at first."""
-
-    async def _fence_rest(self) -> None:
-        return None

@@ -55,6 +55,21 @@ class ReadsBeyond(SimulatedTable):
         return await SimulatedTable.read(self, replace(reading, within=None), **bounds)
 
 
+class ReadsBeforeRecovery(SimulatedTable):
+    """Reads the first page of a term while batches of earlier views are in the table."""
+
+    _early: Page | None = None
+
+    async def fence(self, view: UUID) -> Fence:
+        bounds = {"max_records": 12, "max_bytes": 10**6, "transaction_ids": False}
+        self._early = self._early or await SimulatedTable.read(self, PageSnapshot(), **bounds)
+        return await SimulatedTable.fence(self, view)
+
+    async def read(self, reading: PageSnapshot, **bounds: Any) -> Page:
+        early, self._early = self._early, None
+        return early or await SimulatedTable.read(self, reading, **bounds)
+
+
 class BeginsLate(SimulatedTable):
     """Begins a term after all that is visible, and not after what is known to be published."""
 

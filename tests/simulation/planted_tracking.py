@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from airflow_outbox.harvest.exactly_once import ExactlyOnceTerm
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
 from airflow_outbox.harvest.protocol.ledger import Entry
+from airflow_outbox.harvest.reading import Reading
 from airflow_outbox.values.pages import PageSnapshot
 
 
@@ -18,22 +18,22 @@ class FlushesEarly(FlushTracking):
         self.flush(records)
 
 
-class TakesPageForWindow(ExactlyOnceTerm):
+class TakesPageForWindow(Reading):
     """Takes every page for all of its window."""
 
-    async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
-        found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
+    async def read_page(self) -> bool:
+        found = await super().read_page()
         if (within := self._windows.next.within) is not None:
             self._tracking.end_window(within)
         return found
 
 
-class EndsWindowsLate(ExactlyOnceTerm):
+class EndsWindowsLate(Reading):
     """Takes a later snapshot for that of a window of several pages."""
 
-    async def _read_page(self, *, max_records: int, max_bytes: int) -> bool:
+    async def read_page(self) -> bool:
         before = self._windows.next.within
-        found = await super()._read_page(max_records=max_records, max_bytes=max_bytes)
+        found = await super().read_page()
         if before is not None and self._windows.next.within is None:
             page = await self._table.read(PageSnapshot(), max_records=1, max_bytes=1, transaction_ids=False)
             self._tracking.end_window(page.snapshot)

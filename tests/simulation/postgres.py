@@ -28,7 +28,7 @@ class TransactionLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FenceRow:
-    """The row of shard 0 in `<outbox>_leader`."""
+    """The row of shard 0 in `<outbox>_shard`, with those beside it in `<outbox>_ledger` and `<outbox>_state`."""
 
     view: UUID | None = None
     backends: tuple[Any, ...] = ()

@@ -16,7 +16,7 @@ from simulation.world import SOUND, Design, Member, World
 from airflow_outbox.values.records import MarkedRecord
 
 
-class Scene:
+class LeaderAndWriter:
     """A leader at work, and an application that writes a record at a time."""
 
     def __init__(self, design: Design = SOUND) -> None:
@@ -73,7 +73,7 @@ def _promote(world: World) -> None:
 
 CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
     "TRUNCATE RESTART IDENTITY": (lambda world: world.database.truncate_and_restart(), "set back"),
-    "a table made anew": (lambda world: world.database.make_anew(), "made anew"),
+    "a table made anew": (lambda world: world.database.make_anew(), "recreated"),
     "setval": (lambda world: world.database.set_back(3), "set back"),
     "a backup restored": (_restore, "restored to an earlier time"),
     "a replica promoted": (_promote, "timeline 2"),
@@ -85,7 +85,7 @@ CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
 @pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
 def test_another_history_is_noticed_and_nothing_moves_any_more(change: Callable[[World], None], named: str) -> None:
     async def live() -> None:
-        scene = Scene()
+        scene = LeaderAndWriter()
         await scene.work()
         change(scene.world)
         assert named in await scene.noticed()
@@ -104,7 +104,7 @@ def test_another_history_is_noticed_and_nothing_moves_any_more(change: Callable[
 @pytest.mark.parametrize("design", [SOUND, Design(table=NeverHalts)], ids=["sound", "forgetful"])
 def test_what_was_noticed_has_to_stay_noticed(design: Design) -> None:
     async def live() -> list[str]:
-        scene = Scene(design)
+        scene = LeaderAndWriter(design)
         await scene.work()
         await scene.beat()
         database = scene.world.database
@@ -124,7 +124,7 @@ def test_what_was_noticed_has_to_stay_noticed(design: Design) -> None:
 @pytest.mark.parametrize("design", [SOUND, Design(table=TellsNoBeats)], ids=["sound", "without beats and views"])
 def test_a_restore_shows_by_beats_when_ids_have_overtaken_what_was_published(design: Design) -> None:
     async def live() -> list[str]:
-        scene = Scene(design)
+        scene = LeaderAndWriter(design)
         await scene.work()
         await scene.beat()
         database = scene.world.database
@@ -137,7 +137,7 @@ def test_a_restore_shows_by_beats_when_ids_have_overtaken_what_was_published(des
         scene.write(10)
         await asyncio.sleep(30)
         if design is SOUND:
-            assert "knows less of its leaders" in await scene.noticed()
+            assert "knows more of the leaders" in await scene.noticed()
         return complaints(database, scene.world.broker, drained=False)
 
     assert bool(simulate(live())) == (design is not SOUND)

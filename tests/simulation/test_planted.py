@@ -19,6 +19,9 @@ RARE = {
     "the ledger is read before older producers are fenced": 475,
     "what a cut has left of a batch is purged": 385,
     "what is parked in part is forgotten": 2025,
+    "what is parked in part is published": 100,
+    "an uncertain purge is taken for done": 345,
+    "purges are by id only": 250,
 }
 """The seeds from which on these are searched. When histories change, the first that shows one is elsewhere: then the
 search takes minutes again.

@@ -27,14 +27,14 @@ def record(number: int, key: str | None = None) -> MarkedRecord:
 
 
 @dataclass(slots=True)
-class Scene:
+class RefusedMember:
     """One member at work, while Kafka refuses these values without saying which ones."""
 
     world: World
     member: Member
 
     @classmethod
-    def of(cls, design: Design, *refused: str) -> Scene:
+    def of(cls, design: Design, *refused: str) -> RefusedMember:
         world = World(1)
         world.broker.untold.update(refused)
         return cls(world, Member(world, design))
@@ -67,7 +67,7 @@ def test_one_refused_record_of_a_transaction(design: Design, size: int) -> None:
     """It is the only one that has a reason; in an atomic outbox, the rest of its transaction waits for it."""
 
     async def live() -> None:
-        scene = Scene.of(design, "v1")
+        scene = RefusedMember.of(design, "v1")
         scene.world.database.stash(*(record(number) for number in range(1, size + 1)))
         for number in range(size + 1, size + 6):
             scene.world.database.stash(record(number))
@@ -86,7 +86,7 @@ def test_one_refused_record_of_a_transaction(design: Design, size: int) -> None:
 def test_several_in_one_batch(design: Design) -> None:
     async def live() -> None:
         refused = {3, 4, 9, 10}
-        scene = Scene.of(design, *(f"v{number}" for number in refused))
+        scene = RefusedMember.of(design, *(f"v{number}" for number in refused))
         for number in range(1, 41):
             scene.world.database.stash(record(number))
         await scene.settles(within=30)
@@ -102,7 +102,7 @@ def test_a_retry_of_several_of_which_one_is_still_refused(design: Design) -> Non
     """That one waits again, with its reason; the others are published, and the request is answered."""
 
     async def live() -> None:
-        scene = Scene.of(design, "v1", "v3")
+        scene = RefusedMember.of(design, "v1", "v3")
         world = scene.world
         for number in range(1, 5):
             world.database.stash(record(number))
@@ -131,7 +131,7 @@ def test_a_retry_finds_a_refused_record_behind_another_in_each_of_several_keys(d
 
     async def live() -> None:
         first, second = range(1, keys + 1), range(keys + 1, 2 * keys + 1)
-        scene = Scene.of(design, *(f"v{number}" for number in second))
+        scene = RefusedMember.of(design, *(f"v{number}" for number in second))
         world = scene.world
         world.broker.told.update((f"v{number}", Refusal(Cause.TOO_LARGE, "simulated")) for number in first)
         for number in (*first, *second):

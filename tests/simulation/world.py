@@ -16,7 +16,7 @@ from uuid import UUID
 from simulation.group import Group, SimulatedElection
 from simulation.kafka import Broker
 from simulation.log import SimulatedLog, SimulatedTransactionalLog, kafka_link
-from simulation.loop import Process
+from simulation.loop import SimulatedProcess
 from simulation.network import Link, Network
 from simulation.postgres import Database
 from simulation.statements import Server
@@ -93,7 +93,7 @@ class Member:
     def __init__(self, world: World, design: Design = SOUND) -> None:
         self.world = world
         self.design = design
-        self.process = Process()
+        self.process = SimulatedProcess()
         self.events: list[Event] = []
         self.process.context.run(self._start)
         world.members.append(self)

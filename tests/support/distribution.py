@@ -8,34 +8,17 @@ take come last, in one process, and nothing runs beside them.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-ALONE = (
-    "tests/faults/test_librdkafka.py",
-    "tests/faults/test_long_transactions.py",
-    "tests/faults/test_markers.py",
-    "tests/faults/test_poison.py",
-    "tests/faults/test_refused_by_the_broker.py",
-    "tests/faults/test_take_over.py",
-    "tests/faults/test_turns.py",
-    "tests/faults/test_verdict.py",
-    "tests/faults/test_zombies.py",
-    "tests/hostile/test_bad_days.py",
-    "tests/hostile/test_memory.py",
-    "tests/hostile/test_quotas.py",
-    "tests/hostile/test_refused_by_the_broker.py",
-    "tests/hostile/test_rows.py",
-    "tests/hostile/test_topics.py",
-    "tests/secure/test_bad_days.py",
-    "tests/secure/test_bad_starts.py",
-    "tests/integration/airflow/",
-)
-"""What bounds seconds, or has sessions that a busy machine ends. Airflow is the last: it idles noisily to the end."""
+ALONE = "outbox/alone"
+"""Where pytest's cache has the ids of the tests that are alone: the scheduler, in another process, sees only ids."""
+AIRFLOW = "tests/integration/airflow/"
 TOGETHER = (
     "tests/faults/spark/",
     "tests/integration/spark/",
@@ -57,19 +40,19 @@ LONGEST_FIRST = (
 """In this order they begin, and all others after them: no long part is left to the end."""
 
 
-def place_of(nodeid: str, places: Sequence[str]) -> int:
-    """Which of these files and folders a test is in; their number where it is in none."""
-    return next((n for n, place in enumerate(places) if nodeid.startswith(place)), len(places))
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
-def is_alone(nodeid: str) -> bool:
-    return place_of(nodeid, ALONE) < len(ALONE)
+def tell_the_scheduler(cache: pytest.Cache, items: Sequence[pytest.Item]) -> None:
+    """Which tests are alone."""
+    cache.set(ALONE, [item.nodeid for item in items if is_alone(item)])
 
 
-def part_of(nodeid: str) -> str:
+def part_of(nodeid: str, alone: Container[str]) -> str:
     """The part that a test belongs to. A part runs in one process."""
     file = nodeid.partition("::")[0]
-    if is_alone(nodeid):
+    if nodeid in alone:
         return "alone"
     if file in DIVIDED:
         return nodeid
@@ -77,23 +60,32 @@ def part_of(nodeid: str) -> str:
 
 
 def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    def order(item: pytest.Item) -> tuple[bool, int]:
-        alone = is_alone(item.nodeid)
-        return alone, place_of(item.nodeid, ALONE if alone else LONGEST_FIRST)
+    """The longest first; then those that are alone, of which Airflow's come last: it idles noisily to the end."""
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        if is_alone(item):
+            return 1, int(item.nodeid.startswith(AIRFLOW))
+        return 0, next(
+            (n for n, place in enumerate(LONGEST_FIRST) if item.nodeid.startswith(place)), len(LONGEST_FIRST)
+        )
 
     return sorted(items, key=order)
 
 
 @contextmanager
-def room(nodeid: str, lock: Path = Path(__file__)) -> Iterator[None]:
+def room(*, alone: bool, lock: Path = Path(__file__)) -> Iterator[None]:
     """Let a test begin when it may: alone, or beside others that need not be alone."""
     with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX if is_alone(nodeid) else fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
 class Scheduling(LoadScopeScheduling):
     """Gives a process the next part when it is about to end its last one."""
 
+    @cached_property
+    def _alone(self) -> frozenset[str]:
+        return frozenset(self.config.cache.get(ALONE, ()))
+
     def _split_scope(self, nodeid: str) -> str:
-        return part_of(nodeid)
+        return part_of(nodeid, self._alone)

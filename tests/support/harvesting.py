@@ -21,7 +21,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
-from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 
@@ -30,6 +29,8 @@ PATIENCE = 60.0
 """Seconds that a test waits for what has to come, where how soon it comes is not what the test shows."""
 BUSY = 0.5
 """Seconds that a busy machine may add to a time that is measured."""
+SHORT_SESSION = {"heartbeat_timeout": 1, "session_timeout": 3}
+"""Limits by which a successor leads soon after a leader was killed; the brokers of the tests allow them."""
 COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
 CHILD = [sys.executable, "-m", "airflow_outbox.harvest"]
 GOHARVEST_TABLE = """
@@ -41,10 +42,14 @@ CREATE TABLE {} (
 """
 AS_OF_VERSION_4 = """
 DROP VIEW outbox_published;
+DROP TABLE outbox_state, outbox_ledger;
+ALTER TABLE outbox_shard RENAME TO outbox_leader;
 ALTER TABLE outbox_leader
-    DROP COLUMN transactional_ids, DROP COLUMN database_oid, DROP COLUMN begun_view, DROP COLUMN secret,
-    DROP COLUMN paused_at, DROP COLUMN published_at,
-    ADD COLUMN transactional_id TEXT;
+    DROP COLUMN begun_view, DROP COLUMN secret, DROP COLUMN published_at, ALTER COLUMN incarnation SET DEFAULT 1,
+    ADD COLUMN schema_version INTEGER, ADD COLUMN paused BOOLEAN NOT NULL DEFAULT false, ADD COLUMN halted TEXT,
+    ADD COLUMN system_identifier BIGINT, ADD COLUMN timeline INTEGER, ADD COLUMN table_oid OID,
+    ADD COLUMN ledger_topic_id TEXT, ADD COLUMN witnessed_batch BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN ledger_offset BIGINT NOT NULL DEFAULT 0, ADD COLUMN transactional_id TEXT;
 CREATE VIEW outbox_published AS
     SELECT shard, outbox_id, incarnation, delivery, watermark, covered_batch AS batch, topics FROM outbox_leader;
 ALTER TABLE outbox_commits DROP COLUMN incarnation, DROP COLUMN owner, ADD PRIMARY KEY (app_id, version);
@@ -68,23 +73,39 @@ class Outbox:
     topic: str
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """The name of its table."""
+        return str(self.settings.get("outbox_table", "outbox"))
+
     def stash(self, count: int, *, keys: int = 10, start: int = 0) -> None:
         with psycopg.connect(self.database) as connection:
             stash(
                 connection,
                 [OutboxRecord(self.topic, f"k{n % keys}", str(n), {"n": str(n)}) for n in range(start, start + count)],
+                outbox=self.name,
             )
 
     def left(self) -> int:
-        return int(self.query("SELECT count(*) FROM outbox")[0][0])
+        return int(self.query(f"SELECT count(*) FROM {self.name}")[0][0])
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.database, autocommit=True) as connection:
-            return connection.execute(statement).fetchall()  # type: ignore[call-overload]
+            cursor = connection.execute(statement)  # type: ignore[call-overload]
+            return cursor.fetchall() if cursor.description else []
 
     def published(self) -> list[tuple[str, int]]:
         """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""
         return [(message.key().decode(), int(message.value())) for message in self.committed()]
+
+    def written(self) -> int:
+        """How many messages the topic's log has, markers and all, whatever consumers see of them."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused"})
+        try:
+            partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+            return sum(consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions)
+        finally:
+            consumer.close()
 
     def committed(self) -> list[Message]:
         """Every record of the topic that consumers who read committed see, each partition's in order."""
@@ -130,7 +151,7 @@ def make_outbox(database: str, *, bootstrap: str, topic: str, **settings: Any) -
     outbox = Outbox(database, bootstrap, topic, settings)
     config = HarvestConfig.validated(outbox.settings, source="test")
     with psycopg.connect(database, autocommit=True) as connection:
-        init_outbox(connection, OutboxName.parse("outbox"))
+        init_outbox(connection, config.name)
         identity = OutboxTable(connection, config.name).identity()
     make_internal_topics(config, KafkaNames.of(config, identity.outbox_id))
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -206,8 +227,13 @@ class Process:
         return time.monotonic() - started
 
 
-def wait_until(condition: Callable[[], bool], *, within: float = PATIENCE, doing: str = "") -> None:
-    deadline = time.monotonic() + within
+def wait_until(
+    condition: Callable[[], object], *, within: float = PATIENCE, doing: str | Callable[[], str] = ""
+) -> float:
+    """Wait until something holds; the seconds it took. Fails after `within` seconds, with what was waited for."""
+    begun = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, doing
+        if time.monotonic() - begun > within:
+            raise AssertionError(f"not within {within:g} s: {doing() if callable(doing) else doing}")
         time.sleep(0.02)
+    return time.monotonic() - begun

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.distribution import ALONE, DIVIDED, LONGEST_FIRST, TOGETHER, part_of, room
+from support.distribution import AIRFLOW, DIVIDED, LONGEST_FIRST, TOGETHER, part_of, room
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("tests/unit/test_names.py::test_one[a/b]", "tests/unit/test_names.py"),
         ("tests/integration/spark/test_batch.py::test_one", "tests/integration/spark/"),
-        ("tests/secure/test_bad_days.py::test_one", "alone"),
+        ("tests/simulation/test_planted.py::test_alone", "alone"),
         ("tests/simulation/test_planted.py::test_one[a::b]", "tests/simulation/test_planted.py::test_one[a::b]"),
     ],
 )
 def test_a_test_belongs_to_a_part(nodeid: str, part: str) -> None:
-    assert part_of(nodeid) == part
+    assert part_of(nodeid, alone={"tests/simulation/test_planted.py::test_alone"}) == part
 
 
-@pytest.mark.parametrize("place", [*ALONE, *DIVIDED, *LONGEST_FIRST, *TOGETHER])
+@pytest.mark.parametrize("place", [AIRFLOW, *DIVIDED, *LONGEST_FIRST, *TOGETHER])
 def test_every_place_that_is_named_has_tests(place: str) -> None:
     assert (ROOT / place).is_file() or any((ROOT / place).glob("test_*.py"))
 
@@ -32,24 +32,23 @@ def test_every_place_that_is_named_has_tests(place: str) -> None:
 def test_what_is_alone_waits_for_others_and_lets_none_begin(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    alone, other = "tests/secure/test_bad_days.py::test_one", "tests/unit/test_names.py::test_one"
 
-    def begins(nodeid: str) -> threading.Event:
+    def begins(*, alone: bool) -> threading.Event:
         begun = threading.Event()
 
         def begin() -> None:
-            with room(nodeid, lock):
+            with room(alone=alone, lock=lock):
                 begun.set()
 
         threading.Thread(target=begin, daemon=True).start()
         return begun
 
-    with room(other, lock):
-        assert begins(other).wait(10)
-        waiting = begins(alone)
+    with room(alone=False, lock=lock):
+        assert begins(alone=False).wait(10)
+        waiting = begins(alone=True)
         assert not waiting.wait(0.1)
     assert waiting.wait(10)
-    with room(alone, lock):
-        waiting = begins(other)
+    with room(alone=True, lock=lock):
+        waiting = begins(alone=False)
         assert not waiting.wait(0.1)
     assert waiting.wait(10)

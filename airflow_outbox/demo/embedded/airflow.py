@@ -73,7 +73,7 @@ class AirflowStandalone:
     def pid(self) -> int:
         """The process that is the ancestor of all of Airflow's. Raises `ServerError` when it does not run."""
         if self._process is None or not self._process.running:
-            raise ServerError("Airflow does not run. Start it first.")
+            raise ServerError("Airflow is not running. Start it first.")
         return self._process.pid
 
     def start(self) -> Self:
@@ -102,7 +102,7 @@ class AirflowStandalone:
         It is no descendant of `pid`: its triggers must themselves see to it that their processes end with it.
         """
         if self._database is None:
-            raise ServerError("Two triggerers lock each other out of SQLite. Give a metadata database on Postgres.")
+            raise ServerError("Two triggerers lock each other out of SQLite. Use a metadata database on Postgres.")
         triggerer = ServerProcess(
             [_airflow_program(), "triggerer", "--skip-serve-logs"],
             name="Airflow's triggerer",
@@ -139,7 +139,9 @@ class AirflowStandalone:
 
     def _environment(self) -> dict[str, str]:
         inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "_AIRFLOW_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIRFLOW_", "_AIRFLOW_", "OPENLINEAGE_"))
         }
         settings = {
             "CORE__DAGS_FOLDER": str(self._dags),

@@ -159,7 +159,7 @@ class AirflowApi:
         deadline = time.monotonic() + timeout
         while not reached():
             if time.monotonic() > deadline:
-                raise AirflowApiError(f"waited {timeout:.0f} s in vain for {what}")
+                raise AirflowApiError(f"timed out after {timeout:.0f} s, waiting for {what}")
             time.sleep(interval)
 
     def _ask(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> Any:

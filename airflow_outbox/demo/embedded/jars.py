@@ -84,8 +84,8 @@ def _spark_jar(artifact: str) -> Path:
     found = sorted(folder.glob(f"{artifact}-2.13*.jar"))
     if not found:
         raise JarsMissingError(
-            f"{artifact} is not in {folder}: the pyspark that is imported is not the full one. "
-            "Install `pyspark` after `pyspark-client` and of the same version."
+            f"{artifact} is not in {folder}: the imported pyspark is not the full one. "
+            "Install `pyspark` after `pyspark-client`, in the same version."
         )
     return found[-1]
 

@@ -195,7 +195,7 @@ class EmbeddedKafka:
 
     def _started(self) -> ServerProcess:
         if self._process is None or not self._process.running:
-            raise ServerError("Kafka does not run. Start it first.")
+            raise ServerError("Kafka is not running. Start it first.")
         return self._process
 
 

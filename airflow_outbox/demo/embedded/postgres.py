@@ -80,7 +80,7 @@ class EmbeddedPostgres:
     def pid(self) -> int:
         """The postmaster's process id. Raises `ServerError` when the server does not run."""
         if self._process is None or not self._process.running:
-            raise ServerError("Postgres does not run. Start it first.")
+            raise ServerError("Postgres is not running. Start it first.")
         return self._process.pid
 
     @property
@@ -206,7 +206,7 @@ class EmbeddedPostgres:
                 extra_groups=None if user is None else [],
             )
         if making.returncode != 0:
-            raise ServerError(f"Postgres could not make its data directory {data}:\n{making.stdout.strip()}")
+            raise ServerError(f"Postgres could not create its data directory {data}:\n{making.stdout.strip()}")
         (data / "pg_hba.conf").write_text(_ACCESS)
         password = data / _PASSWORD
         password.touch(mode=0o600)

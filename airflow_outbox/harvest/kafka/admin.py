@@ -85,7 +85,7 @@ class Cluster:
         """Return each broker's settings, or its error, by broker id. Raises KafkaError."""
         described = self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})[""]
         if isinstance(described, BrokerError):
-            raise KafkaError(f"the cluster does not tell its brokers: {described.str()}")
+            raise KafkaError(f"the cluster does not list its brokers: {described.str()}")
         futures: dict[int, Future[Any]] = {}
         for node in described.nodes:
             resource = ConfigResource(ResourceType.BROKER, str(node.id))

@@ -382,7 +382,7 @@ class NeliElection:
         if error.fatal():  # for example, another took this member's name: only a new consumer can join
             self._lost_session = True
         if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-            self._in_loop(self._on_error, f"there is no topic {self._topic}. Run `airflow-outbox init`")
+            self._in_loop(self._on_error, f"topic {self._topic} does not exist. Run `airflow-outbox init`")
         elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
             self._in_loop(self._on_error, not_allowed("READ", "topic", self._topic))
         elif error.code() == BrokerError.GROUP_AUTHORIZATION_FAILED:

@@ -72,7 +72,7 @@ def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str)
     """Return the error for a client that could not be made from its settings, or got no token in time."""
     reason = error.args[0] if isinstance(error, KafkaException) else error
     if isinstance(reason, BrokerError) and reason.code() == BrokerError.SASL_AUTHENTICATION_FAILED:
-        why = _why_no_token(kafka) or "none has come in time"
+        why = _why_no_token(kafka) or "none came in time"
         return KafkaError(
             f"no token for the login to Kafka at {kafka.get('bootstrap.servers')}: {why}. {_remedy_of_login(kafka)}"
         )
@@ -100,8 +100,8 @@ def clocks_differ(topic: str) -> str:
     """Return the error text for when a broker finds a topic's records too far from its own time."""
     now = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
     return (
-        f"Kafka refuses what is sent to topic {topic} because of its time: the clocks of the harvester, which says "
-        f"{now}, and of the broker differ by more than the topic's message.timestamp.after.max.ms or "
+        f"Kafka refuses the time of records for topic {topic}: the clocks of the harvester, which says {now}, and "
+        "of the broker differ by more than the topic's message.timestamp.after.max.ms or "
         "message.timestamp.before.max.ms. Set the clock that is wrong"
     )
 
@@ -141,5 +141,5 @@ def _why_no_token(kafka: Mapping[str, Any]) -> str | None:
 
 def _remedy_of_login(kafka: Mapping[str, Any]) -> str:
     if "oauth_cb" in kafka:
-        return "Check oauth_cb, and what it gets its tokens from"
+        return "Check oauth_cb, and where it gets its tokens"
     return "Check sasl.mechanism, sasl.username and sasl.password"

@@ -36,8 +36,8 @@ class StuckIds:
         """Leave alone ids whose transaction can't be ended. Raises KafkaError if one may yet prove to be committed."""
         if unknown := self.uncertain.intersection(ids):
             raise KafkaError(
-                f"whether the last transaction of {' and '.join(sorted(unknown))} is committed can't be told: a "
-                "partition that it touches lacks brokers. Bring them back"
+                f"can't tell whether the last transaction of {' and '.join(sorted(unknown))} is committed: too few "
+                "brokers are up for one of its partitions. Bring them back"
             )
         self.left_alone.update(ids)
 

@@ -50,7 +50,7 @@ class LedgerReader:
         """
         topic_id, end = self._present()
         if start > end:
-            raise HistoryError(f"the ledger ends at offset {end}, and {start} was in it")
+            raise HistoryError(f"the ledger ends at offset {end}, but offset {start} was in it")
         records = [] if start == end else self._records(start, end)
         return Ledger.read(topic_id=topic_id, end=end, records=records)
 
@@ -89,8 +89,8 @@ class LedgerReader:
             return str(topic.topic_id)
         if topic.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
             raise KafkaError(
-                f"there is no ledger: topic {self._topic} is missing. Run `airflow-outbox init`, and when it was there "
-                "before, `airflow-outbox adopt`"
+                f"there is no ledger: topic {self._topic} is missing. Run `airflow-outbox init`; if the topic existed "
+                "before, run `airflow-outbox adopt`, too"
             )
         if topic.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
             raise KafkaError(not_allowed("READ", "topic", self._topic))
@@ -140,8 +140,8 @@ class LedgerReader:
                     return records
             elif error.code() == BrokerError._AUTO_OFFSET_RESET:
                 raise HistoryError(
-                    f"the ledger does not hold offset {start} any more: its records were deleted, by a request, or "
-                    "because its cleanup.policy is not compact"
+                    f"the ledger no longer holds offset {start}: its records were deleted by a request, or because its "
+                    "cleanup.policy is not compact"
                 )
             elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
                 raise KafkaError(not_allowed("READ", "topic", self._topic))

@@ -67,7 +67,7 @@ def _leader_topic(cluster: Cluster, names: KafkaNames) -> Any:
 def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> str:
     """Return why the election's topic can't be used, and what to do."""
     if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-        return f"there is no topic {leader_topic}. Run `airflow-outbox init`"
+        return f"topic {leader_topic} does not exist. Run `airflow-outbox init`"
     if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
         return not_allowed("READ", "topic", leader_topic)
     return explained(error, config.kafka)
@@ -124,4 +124,4 @@ def make_topic(config: HarvestConfig, name: str, *, settings: dict[str, str]) ->
         return False
     if error.code() in (BrokerError.TOPIC_AUTHORIZATION_FAILED, BrokerError.CLUSTER_AUTHORIZATION_FAILED):
         raise KafkaError(not_allowed("CREATE", "topic", name))
-    raise KafkaError(f"can't make topic {name}: {error.str()}")
+    raise KafkaError(f"can't create topic {name}: {error.str()}")

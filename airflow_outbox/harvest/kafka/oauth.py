@@ -75,7 +75,7 @@ class Token:
                 raise TokenError("oauth_cb must return (token, expires_at[, principal[, extensions]])")
         now = time.time()
         if expires_at <= now:
-            raise TokenError(f"the token that came expired {now - expires_at:.0f} s ago by this machine's clock")
+            raise TokenError(f"the new token expired {now - expires_at:.0f} s ago by this machine's clock")
         replace_at = now + _PART_OF_LIFE * (expires_at - now)
         return cls(
             text, float(expires_at), replace_at, str(principal or ""), dict(extensions or {}), _seconds=expires_at - now
@@ -145,9 +145,9 @@ class FetchedTokens(TokenSource):
         try:
             callback = resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigurationError(f"no function {path} can be imported: {error}") from error
+            raise ConfigurationError(f"can't import the function {path}: {error}") from error
         if not callable(callback):
-            raise ConfigurationError(f"{path} is no function")
+            raise ConfigurationError(f"{path} is not a function")
         return cls(callback)
 
     def __call__(self, config: str | None) -> TokenTuple:

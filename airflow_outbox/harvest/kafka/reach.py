@@ -75,7 +75,7 @@ class Reach:
     def _explained(self, topic: str, error: BaseException) -> str | None:
         reason = error.args[0] if isinstance(error, KafkaException) else None
         if isinstance(reason, BrokerError) and reason.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-            return f"there is no topic {topic}. Run `airflow-outbox init`"
+            return f"topic {topic} does not exist. Run `airflow-outbox init`"
         if isinstance(reason, BrokerError) and reason.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
             return not_allowed("READ", "topic", topic)
         if isinstance(reason, BrokerError) and reason.code() > 0:  # a broker has answered
@@ -92,7 +92,7 @@ class Reach:
 def reach(config: HarvestConfig, names: KafkaNames) -> Callable[[], str | None]:
     """Return `Reach.failure` for the topics that the configuration needs.
 
-    Of settings that Kafka's client refuses it says nothing: the clients that harvest do.
+    It says nothing about settings that Kafka's client refuses: the clients that harvest do.
     """
     exactly_once = config.delivery == "exactly_once"
     try:

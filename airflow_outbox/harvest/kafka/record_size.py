@@ -6,7 +6,7 @@ import lzma
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_outbox.values.pages import OutboxRow
+from airflow_outbox.values.pages import HEADER_NAMES, HEADER_VALUES, KEY, VALUE, OutboxRow
 from airflow_outbox.values.records import MarkedRecord
 
 Row = OutboxRow | MarkedRecord
@@ -34,16 +34,16 @@ def compresses(producer: Mapping[str, Any]) -> bool:
 
 def size_for_client(row: Row) -> int:
     """Return the size that a producer compares with its own limit, before it compresses."""
-    return _CLIENTS_OVERHEAD + _length(row[2]) + _length(row[3]) + _headers(row)
+    return _CLIENTS_OVERHEAD + _length(row[KEY]) + _length(row[VALUE]) + _headers(row)
 
 
 def size_for_broker(row: Row) -> int:
     """Return the size that a broker compares with the topic's limit for a record alone and uncompressed."""
     body = (
         _UNCOUNTED
-        + _prefixed(_length(row[2]))
-        + _prefixed(_length(row[3]))
-        + _varint(len(row[4] or ()))
+        + _prefixed(_length(row[KEY]))
+        + _prefixed(_length(row[VALUE]))
+        + _varint(len(row[HEADER_NAMES] or ()))
         + _headers(row)
     )
     return _BATCH_OVERHEAD + _prefixed(body)
@@ -51,15 +51,17 @@ def size_for_broker(row: Row) -> int:
 
 def least_size_for_broker(row: Row) -> int:
     """Return a size below which no codec of Kafka's compresses the record, as far as can be told without them."""
-    parts = [row[2], row[3], *(row[4] or ()), *(row[5] or ())]
+    parts = [row[KEY], row[VALUE], *(row[HEADER_NAMES] or ()), *(row[HEADER_VALUES] or ())]
     data = b"".join(part.encode() if isinstance(part, str) else part for part in parts if part is not None)
     window = {"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": max(_SMALLEST_WINDOW, len(data))}
     return _BATCH_OVERHEAD + int(_MARGIN * len(lzma.compress(data, lzma.FORMAT_RAW, filters=[window])))
 
 
 def _headers(row: Row) -> int:
-    names: Sequence[str | bytes | None] | None = row[4]
-    return sum(_prefixed(_length(part)) for parts in (names, row[5] or ()) for part in parts) if names else 0
+    names: Sequence[str | bytes | None] | None = row[HEADER_NAMES]
+    return (
+        sum(_prefixed(_length(part)) for parts in (names, row[HEADER_VALUES] or ()) for part in parts) if names else 0
+    )
 
 
 def _length(part: str | bytes | None) -> int:

@@ -49,7 +49,7 @@ from airflow_outbox.harvest.kafka.record_size import (
 )
 from airflow_outbox.harvest.kafka.topic_requests import TopicRequests
 from airflow_outbox.postgres.names import is_kafkas_own
-from airflow_outbox.values.pages import SIZE, OutboxRow
+from airflow_outbox.values.pages import HEADER_NAMES, HEADER_VALUES, ID, KEY, PARTITION, SIZE, TOPIC, VALUE, OutboxRow
 from airflow_outbox.values.refusals import Cause, Refusal
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -158,7 +158,7 @@ class TopicCache:
         self.doubt(topic)
         with self._lock:
             self._not_added[topic] = Refusal(
-                Cause.NOT_AUTHORIZED, f"Kafka lets no transaction write to topic {topic}: {reason}. Check its ACLs"
+                Cause.NOT_AUTHORIZED, f"Kafka refuses transactions to topic {topic}: {reason}. Check its ACLs"
             )
 
     def unanswered(self, topic: str) -> None:
@@ -206,7 +206,7 @@ class TopicCache:
 
         Raises KafkaError when a topic can't be looked up.
         """
-        names = {row[1] for row in rows}
+        names = {row[TOPIC] for row in rows}
         with self._lock:
             if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
                 self._known_until = time.monotonic() + _KNOWN_FOR
@@ -221,7 +221,7 @@ class TopicCache:
         if unknown := names - topics.keys():
             topics |= self._look_up(unknown)
         with self._lock:
-            return {row[0]: refusal for row in rows if (refusal := self._refusal(row, topics[row[1]])) is not None}
+            return {row[ID]: refusal for row in rows if (refusal := self._refusal(row, topics[row[TOPIC]])) is not None}
 
     def _set_untimely_aside(self) -> None:
         for name, since in list(self._untimely.items()):
@@ -237,8 +237,14 @@ class TopicCache:
             return False
         plain, fits = self._plain, self._fits_client
         for row in rows:
-            names, values = row[4], row[5]
-            if row[1] not in plain or row[6] is not None or row[SIZE] > fits or names is None or values is None:
+            names, values = row[HEADER_NAMES], row[HEADER_VALUES]
+            if (
+                row[TOPIC] not in plain
+                or row[PARTITION] is not None
+                or row[SIZE] > fits
+                or names is None
+                or values is None
+            ):
                 return False
             if len(names) != len(values):
                 return False
@@ -257,32 +263,34 @@ class TopicCache:
         if topic.refusal is not None:
             return topic.refusal
         if header_names is None or header_values is None:  # too large, as seen when it was read
-            return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
+            return Refusal(Cause.TOO_LARGE, f"larger than message.max.bytes of the producer, {self._client_limit}")
         if len(header_names) != len(header_values):
             return Refusal(Cause.HEADERS, f"{len(header_names)} header names for {len(header_values)} header values")
         if None in header_names or None in header_values:
             return Refusal(Cause.HEADERS, "a header's name or value is null")
         if header_names and _is_odd(header_names, header_values):
-            return Refusal(Cause.HEADERS, "the headers have more than one dimension, or a name that is no UTF-8")
+            return Refusal(Cause.HEADERS, "the headers have more than one dimension, or a name that is not UTF-8")
         if partition is not None and not 0 <= partition < topic.partitions:
-            return Refusal(Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and not {partition}")
+            return Refusal(
+                Cause.PARTITION, f"topic {name} has {topic.partitions} partitions, and no partition {partition}"
+            )
         if size_for_client(row) > self._client_limit:
-            return Refusal(Cause.TOO_LARGE, f"above message.max.bytes of the producer, {self._client_limit}")
-        if topic.is_compacted and row[2] is None:
-            return Refusal(Cause.REFUSED, f"topic {name} is compacted, and takes no record without a key")
+            return Refusal(Cause.TOO_LARGE, f"larger than message.max.bytes of the producer, {self._client_limit}")
+        if topic.is_compacted and row[KEY] is None:
+            return Refusal(Cause.REFUSED, f"topic {name} is compacted, and accepts no record without a key")
         if topic.max_bytes is not None and size_for_broker(row) > topic.max_bytes:
             return self._refusal_of_size(row, topic.max_bytes)
         return None
 
     def _refusal_of_size(self, row: Row, limit: int) -> Refusal | None:
         """Return why a record above its topic's limit is not sent. None: it is tried, as it may fit when compressed."""
-        above = f"above max.message.bytes of topic {row[1]}, {limit}"
-        if not self._compresses or _hash(row[1], row[2], row[3], limit) in self._too_large:
+        above = f"larger than max.message.bytes of topic {row[TOPIC]}, {limit}"
+        if not self._compresses or _hash(row[TOPIC], row[KEY], row[VALUE], limit) in self._too_large:
             return Refusal(Cause.TOO_LARGE, above)
         if least_size_for_broker(row) > limit:
             return Refusal(Cause.TOO_LARGE, above)
         if len(self._in_vain) == _MOST_IN_VAIN and time.monotonic() - self._in_vain[0] < _MINUTE:
-            return Refusal(Cause.UNTRIED, f"{above}, unless it is compressed well; it is tried a little later")
+            return Refusal(Cause.UNTRIED, f"{above}, unless it compresses well; it is tried a little later")
         return None
 
     def _look_up(self, names: set[str]) -> dict[str, Topic]:
@@ -342,11 +350,13 @@ class TopicCache:
         # In a database that checks no encoding a name may be bytes.
         if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
             shown = name if len(name) <= _NAME_SHOWN else name[:_NAME_SHOWN]
-            return Refusal(Cause.TOPIC_NAME, f"{shown!r} is no name that Kafka allows for a topic")
+            return Refusal(Cause.TOPIC_NAME, f"{shown!r} is not a name that Kafka allows for a topic")
         if is_kafkas_own(name):
             return Refusal(Cause.TOPIC_NAME, f"Kafka keeps its own state in topic {name}. Choose another name")
         if name in self._own:
-            return Refusal(Cause.TOPIC_NAME, f"{name} is a topic of the outbox's own, for no other records")
+            return Refusal(
+                Cause.TOPIC_NAME, f"topic {name} is the outbox's own, and takes no other records. Choose another name"
+            )
         return None
 
     def _ask(self, names: Sequence[str]) -> dict[str, Topic]:
@@ -400,7 +410,7 @@ def _why_unavailable(name: str, partitions: Sequence[Any], settings: _Settings |
 
 
 def _not_there(name: str) -> Refusal:
-    return Refusal(Cause.UNKNOWN_TOPIC, f"there is no topic {name}. Create it")
+    return Refusal(Cause.UNKNOWN_TOPIC, f"topic {name} does not exist. Create it")
 
 
 def _topic(name: str, answer: Any, settings: _Settings | None) -> Topic:

@@ -12,7 +12,8 @@ from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
-from airflow_outbox.harvest.kafka.transactional_producer import CALLS_UNTIL_STUCK, TransactionalProducer, fence_producer
+from airflow_outbox.harvest.kafka.transactional_client import CALLS_UNTIL_STUCK, fence_producer
+from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.rotation import Rotation

@@ -38,9 +38,9 @@ def require_own_ledger(fence: Fence, ledger: Ledger) -> None:
     head = ledger.head
     if head is not None and head.outbox_id != fence.outbox_id:
         raise ConfigurationError(
-            f"the ledger is that of outbox {head.outbox_id}, this is outbox {fence.outbox_id}, and two outboxes can't "
-            "share one. Leave ledger_topic and transactional_id out of the configuration, or name others, and run "
-            "`airflow-outbox init`. If the other outbox is no more, delete the topic of the ledger instead"
+            f"the ledger belongs to outbox {head.outbox_id}, this is outbox {fence.outbox_id}, and two outboxes can't "
+            "share one. Remove ledger_topic and transactional_id from the configuration, or choose others, and run "
+            "`airflow-outbox init`. If the other outbox no longer exists, delete the ledger's topic instead"
         )
 
 

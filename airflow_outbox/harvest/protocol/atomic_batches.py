@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import cast
 
-from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, total_size
+from airflow_outbox.values.pages import ID, KEY, TOPIC, TRANSACTION_ID, Length, OutboxRow, total_size
 from airflow_outbox.values.records import Lane
 from airflow_outbox.values.refusals import Cause, Refusal
 
@@ -156,7 +156,7 @@ class Closure:
             if 2 * len(own) > most_records or 2 * total_size(own) > most_bytes:
                 return set(), unfinished
             last = max(unfinished, key=lambda number: self.lengths[number].last_id)
-            first_id = next(row[0] for row in own if row[TRANSACTION_ID] == last)
+            first_id = next(row[ID] for row in own if row[TRANSACTION_ID] == last)
             self._spread[last] = spread(last, first_id, self.lengths[last])
             unfinished = unfinished - {last}
         return set(), unfinished
@@ -177,7 +177,7 @@ def behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> set[int]:
     lanes: defaultdict[Lane, list[int]] = defaultdict(list)  # their transactions, row by row
     firsts: defaultdict[int, dict[Lane, int]] = defaultdict(dict)  # the place of a transaction's first row in each lane
     for row in rows:
-        lane, number = (row[1], row[2]), row[TRANSACTION_ID]
+        lane, number = (row[TOPIC], row[KEY]), row[TRANSACTION_ID]
         assert number is not None
         places = lanes[lane]
         if lane not in firsts[number]:
@@ -202,8 +202,8 @@ def _is_any_behind(rows: Sequence[OutboxRow], waiting: Collection[int]) -> bool:
     closed: set[Lane] = set()
     for row in rows:
         if row[TRANSACTION_ID] in waiting:
-            closed.add((row[1], row[2]))
-        elif closed and (row[1], row[2]) in closed:
+            closed.add((row[TOPIC], row[KEY]))
+        elif closed and (row[TOPIC], row[KEY]) in closed:
             return True
     return False
 
@@ -215,7 +215,7 @@ def lengths_in(rows: Sequence[OutboxRow], wanted: Container[int]) -> dict[int, L
         transaction_id = row[TRANSACTION_ID]
         if transaction_id is not None and transaction_id in wanted:
             known = lengths.get(transaction_id)
-            lengths[transaction_id] = Length(1 if known is None else known.records + 1, row[0])
+            lengths[transaction_id] = Length(1 if known is None else known.records + 1, row[ID])
     return lengths
 
 
@@ -223,7 +223,8 @@ def too_large(transaction_id: int, length: Length, most: int) -> Refusal:
     """Why a transaction of this length is not published."""
     return Refusal(
         Cause.TOO_LARGE,
-        f"transaction {transaction_id} has {length.records} records, and max_transaction_records is {most}",
+        f"transaction {transaction_id} has {length.records} records, but max_transaction_records is {most}. "
+        "Raise it and retry the transaction",
     )
 
 
@@ -231,7 +232,7 @@ def spread(transaction_id: int, first_id: int, length: Length) -> Refusal:
     """Why a transaction is parked until all of it has been read."""
     return Refusal(
         Cause.SPREAD,
-        f"transaction {transaction_id} reaches from id {first_id} to {length.last_id}, and more records wait behind it "
+        f"transaction {transaction_id} spans the ids {first_id} to {length.last_id}, and more records wait behind it "
         "than are held in memory (a third of max_in_flight_records). It is published from the parked table as soon as "
         "all of it is there",
     )
@@ -242,8 +243,8 @@ def too_spread(transaction_id: int, length: Length, *, others: int, most: int) -
     return Refusal(
         Cause.TOO_LARGE,
         f"transaction {transaction_id} has {length.records} records, more than are held in memory, and {others} others "
-        f"would have to be published together with it, while max_transaction_records is {most}. Retry it: from the "
-        "parked table it is published by itself",
+        f"would have to be published together with it, but max_transaction_records is {most}. Retry it: from the "
+        "parked table it is published alone",
     )
 
 
@@ -251,6 +252,6 @@ def too_slow(transaction_id: int, length: Length, *, seconds: float) -> Refusal:
     """Why a transaction that takes too long is not published."""
     return Refusal(
         Cause.TOO_LARGE,
-        f"transaction {transaction_id} has {length.records} records and was not published within {seconds:g} s, twice. "
+        f"transaction {transaction_id} has {length.records} records and was twice not published within {seconds:g} s. "
         "Raise transaction_timeout and retry it",
     )

@@ -28,7 +28,7 @@ from airflow_outbox.harvest.protocol.parking import (
     passed,
     stand_for_topics,
 )
-from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow
+from airflow_outbox.values.pages import ID, KEY, TOPIC, TRANSACTION_ID, Length, OutboxRow
 from airflow_outbox.values.refusals import Refusal
 
 
@@ -44,7 +44,7 @@ class WholeTransactions:
         parked_in_part: Collection[int] = (),
     ) -> None:
         """`parked_in_part` are transactions that were set aside when an earlier term ended."""
-        self._parked = parked
+        self.parked = parked
         self._caution = caution
         self._max_transaction_records = max_transaction_records
         self._sent: set[int] = set()
@@ -86,7 +86,7 @@ class WholeTransactions:
         here = transactions(rows)
         before = here & self.condemned_before
         already = before | (here & (self._condemned | refused.keys()))
-        found = condemned(rows, parked=self._parked, refusals=refusals, already=already)
+        found = condemned(rows, parked=self.parked, refusals=refusals, already=already)
         if late := found & self._sent:
             self._caution.condemned_transactions.update(dict.fromkeys(found - already))
             raise RecordsRefusedError(f"a record of transaction {min(late)} is refused", explained=True)
@@ -98,7 +98,7 @@ class WholeTransactions:
         self._condemned |= found
         self._going_on = set_aside
         self.may_be_free |= bool(before)
-        return divide(rows, parked=self._parked, refusals=refusals, waiting=found)
+        return divide(rows, parked=self.parked, refusals=refusals, waiting=found)
 
     def require_end(
         self, streaming: Mapping[int, Length], *, records: int, seconds: float, most_seconds: float
@@ -152,9 +152,9 @@ class WholeTransactions:
         tried = [row for row in rows if _transaction(row) not in held]
         refused = {**stand_for_topics(tried, refusals), **_first_rows(rows, too_long, too_long)}
         others = [
-            row[0]
+            row[ID]
             for row in rows
-            if _transaction(row) in waiting and _transaction(row) not in partial and row[0] not in refused
+            if _transaction(row) in waiting and _transaction(row) not in partial and row[ID] not in refused
         ]
         published = [row for row in rows if _transaction(row) not in waiting]
         is_early = any(lengths[number].last_id <= rows[-1][0] for number in partial)
@@ -165,7 +165,7 @@ def condemned(
     rows: Sequence[OutboxRow], *, parked: ParkedLanes, refusals: Mapping[int, Refusal], already: Collection[int]
 ) -> set[int]:
     """The transactions among these rows, in their order, that have to wait."""
-    stopped = {_transaction(row) for row in rows if row[0] in refusals or parked.holds((row[1], row[2]))}
+    stopped = {_transaction(row) for row in rows if row[ID] in refusals or parked.holds((row[TOPIC], row[KEY]))}
     return behind(rows, stopped.union(already))
 
 
@@ -178,11 +178,11 @@ def divide(
     diversion = Diversion([row for row in rows if _transaction(row) not in waiting])
     aside = [row for row in rows if _transaction(row) in waiting]
     for row in aside:
-        if row[0] in refusals:
-            diversion.refused[row[0]] = refusals[row[0]]
+        if row[ID] in refusals:
+            diversion.refused[row[ID]] = refusals[row[ID]]
         else:
-            diversion.waiting.append(row[0])
-    diversion.topics.update(row[1] for row in aside)
+            diversion.waiting.append(row[ID])
+    diversion.topics.update(row[TOPIC] for row in aside)
     parked.wait(aside, refusals)
     return diversion
 
@@ -214,7 +214,7 @@ def _first_rows(
     for row in rows if left else ():
         if _transaction(row) in left:
             left.discard(_transaction(row))
-            found[row[0]] = refusals[_transaction(row)]
+            found[row[ID]] = refusals[_transaction(row)]
     return found
 
 

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, runs
 from airflow_outbox.harvest.protocol.parking import Diversion
-from airflow_outbox.values.fence import Fence, LedgerPosition
-from airflow_outbox.values.pages import Length, OutboxRow, total_size
+from airflow_outbox.values.fence import Fence
+from airflow_outbox.values.pages import ID, Length, OutboxRow, total_size
 from airflow_outbox.values.records import Snapshot
 from airflow_outbox.values.refusals import Refusal
 
@@ -44,10 +44,9 @@ class Piece:
 
 @dataclass(slots=True)
 class Batch:
-    """The contents of one Kafka transaction: batch `number` of the outbox, commit number `commit` of the term.
+    """The contents of one Kafka transaction: batch `number` of the outbox.
 
     - `size`: how many bytes of key and value were read for it.
-    - `witness`: what holds once it is committed and settled.
     - `condemned`: source transactions that it parks whole.
     - `no_longer_slow`: source transactions in it that took too long before.
     """
@@ -65,14 +64,10 @@ class Batch:
     condemned: frozenset[int] = frozenset()
     no_longer_slow: frozenset[int] = frozenset()
     may_be_free: bool = False
-    commit: int = 0
-    witness: LedgerPosition | None = None
-    is_readable: bool = False
-    is_settled: bool = False
 
     def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
         """Add a piece, divided like that, to the batch."""
-        self.ids += [row[0] for row in diversion.published]
+        self.ids += [row[ID] for row in diversion.published]
         self.parked.refused |= diversion.refused
         self.parked.waiting += diversion.waiting
         self.parked.topics.update(diversion.topics)

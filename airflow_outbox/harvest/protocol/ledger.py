@@ -324,7 +324,7 @@ def _noted(unread: list[Unread] | None, offset: int) -> Iterator[None]:
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:
-            raise HistoryError(f"the ledger holds what no release has written ({error!r})") from error
+            raise HistoryError(f"the ledger holds something that no release has written ({error!r})") from error
     except HistoryError as error:
         if unread is None:
             raise
@@ -336,11 +336,11 @@ def _parsed(key: str, value: str) -> dict[str, Any]:
         parsed = json.loads(value)
         version = parsed["format"]
     except (ValueError, TypeError, KeyError) as error:
-        raise HistoryError(f"the ledger's record {key} is none of ours") from error
+        raise HistoryError(f"the ledger's record {key} was not written by airflow-outbox") from error
     if version not in READ_FORMATS:
         raise SchemaVersionError(
-            f"the ledger's record {key} is of format {version}, this release knows {FORMAT}: "
-            "install a newer airflow-outbox"
+            f"the ledger's record {key} has format {version}, but this release knows {FORMAT}. "
+            "Install a newer airflow-outbox"
         )
     return dict(parsed)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from uuid import UUID
 
+from airflow_outbox.errors import HistoryError
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, LedgerRecord, chunk_key
 from airflow_outbox.harvest.protocol.recovery import Recovery
 from airflow_outbox.values.fence import Fence, LedgerPosition
@@ -21,14 +23,11 @@ class LedgerState:
     def __init__(self, view: UUID, fence: Fence, recovery: Recovery) -> None:
         self.published = self.settled = self.witnessed = recovery.witness
         self.beats = fence.beats + 1  # by `begin`
+        self._unsettled: deque[LedgerPosition] = deque()  # positions once committed batches are settled
         self._view = view
         self._fence = fence
         self._kept = dict(recovery.kept)
         self._keeping = self._kept
-
-    @property
-    def next_batch(self) -> int:
-        return self.published.batch + 1
 
     def records(self, entry: Entry, *, highest_id: int) -> list[LedgerRecord]:
         """The records to write with a batch: its entry, the deletion of witnessed entries, and the head."""
@@ -50,9 +49,19 @@ class LedgerState:
         )
         return [*records, head.record()]
 
-    def committed(self, entry: Entry, *, offset: int, highest_id: int) -> LedgerPosition:
-        """The records are committed, the last one at this offset. Return the position once the batch is settled."""
+    def committed(self, entry: Entry, *, offset: int, highest_id: int) -> None:
+        """The records are committed, the last one at this offset."""
         self._kept = self._keeping
         highest_id = max(highest_id, self.published.highest_id)
         self.published = replace(self.published, batch=entry.batch, offset=offset, highest_id=highest_id)
-        return self.published
+        self._unsettled.append(self.published)
+
+    def settle(self) -> None:
+        """The next committed batch is completed in Postgres. Raises HistoryError if its offset shows another ledger.
+
+        Not raised before: the batch is committed.
+        """
+        position = self._unsettled.popleft()
+        if position.offset <= self.settled.offset:
+            raise HistoryError("the ledger's topic was deleted and recreated")
+        self.settled = position

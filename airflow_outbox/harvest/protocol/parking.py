@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded, runs
-from airflow_outbox.values.pages import Length
+from airflow_outbox.values.pages import ID, KEY, TOPIC, Length
 from airflow_outbox.values.records import Lane
 from airflow_outbox.values.refusals import Cause, Refusal
 
@@ -84,16 +84,16 @@ def stand_for_topics(rows: Iterable[Row], refusals: Mapping[int, Refusal]) -> di
     found: dict[int, Refusal] = {}
     topics: set[str] = set()
     for row in rows if refusals else ():
-        if (refusal := refusals.get(row[0])) is not None and row[1] not in topics:
-            found[row[0]] = refusal
+        if (refusal := refusals.get(row[ID])) is not None and row[TOPIC] not in topics:
+            found[row[ID]] = refusal
             if refusal.cause.is_of_the_topic:
-                topics.add(row[1])
+                topics.add(row[TOPIC])
     return found
 
 
 def passed(rows: Iterable[tuple[Any, ...]], refused: Mapping[int, Refusal]) -> set[str]:
     """The topics with a row that was refused for a reason of its own."""
-    return {row[1] for row in rows if row[0] in refused and not refused[row[0]].cause.is_of_the_topic}
+    return {row[TOPIC] for row in rows if row[ID] in refused and not refused[row[ID]].cause.is_of_the_topic}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +129,14 @@ class ParkedLanes:
         published: list[Row] = []
         diversion = Diversion(published)
         for row in rows:
-            if self.holds((row[1], row[2])):
-                diversion.waiting.append(row[0])
-            elif row[0] in refusals:
-                diversion.refused[row[0]] = refusals[row[0]]
+            if self.holds((row[TOPIC], row[KEY])):
+                diversion.waiting.append(row[ID])
+            elif row[ID] in refusals:
+                diversion.refused[row[ID]] = refusals[row[ID]]
             else:
                 published.append(row)
                 continue
-            diversion.topics[row[1]] += 1
+            diversion.topics[row[TOPIC]] += 1
             self.wait([row], refusals)
         return diversion
 
@@ -147,9 +147,9 @@ class ParkedLanes:
     def wait(self, rows: Iterable[tuple[Any, ...]], refusals: Mapping[int, Refusal]) -> None:
         """Count diverted records."""
         for row in rows:
-            self._waiting[row[1], row[2]] += 1
-            if row[0] in refusals and refusals[row[0]].cause.is_of_the_topic:
-                self._topics.add(row[1])
+            self._waiting[row[TOPIC], row[KEY]] += 1
+            if row[ID] in refusals and refusals[row[ID]].cause.is_of_the_topic:
+                self._topics.add(row[TOPIC])
 
     def gone(self, lanes: Iterable[Lane]) -> None:
         """Waiting records were published or discarded: their lanes, once for each.
@@ -169,7 +169,7 @@ class ParkedLanes:
 
     def divert_again(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows that were diverted just now: the records that they waited for may be gone."""
-        self._leave((row[1], row[2]) for row in rows)
+        self._leave((row[TOPIC], row[KEY]) for row in rows)
         return self.divert(rows, refusals)
 
     def _leave(self, lanes: Iterable[Lane]) -> None:
@@ -225,9 +225,9 @@ class Caution:
             if rows:
                 yield rows
             return
-        first, size = 0, sizes.get(rows[0][0], 0)
+        first, size = 0, sizes.get(rows[0][ID], 0)
         for place, row in enumerate(rows):
-            wanted = sizes.get(row[0], 0)
+            wanted = sizes.get(row[ID], 0)
             if wanted != size or place - first == size > 0:
                 if place > first:
                     yield rows[first:place]
@@ -272,7 +272,7 @@ class SingleRecords:
     no_longer_slow: frozenset[int] = frozenset()
 
     def __init__(self, parked: ParkedLanes) -> None:
-        self._parked = parked
+        self.parked = parked
 
     def begin(self) -> None:
         """A Kafka transaction begins."""
@@ -286,7 +286,12 @@ class SingleRecords:
         set_aside: Collection[int],
     ) -> Diversion[Row]:
         """Divide rows of the outbox. `refused` and `set_aside` are empty: they are for whole transactions."""
-        return self._parked.divert(rows, refusals)
+        return self.parked.divert(rows, refusals)
+
+    def require_end(
+        self, streaming: Mapping[int, Length], *, records: int, seconds: float, most_seconds: float
+    ) -> None:
+        """A Kafka transaction stays open for no source transaction: `streaming` is empty."""
 
     def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:
         """Return which parked rows, queues of lanes in order, can be published now, and the refused heads.
@@ -298,12 +303,12 @@ class SingleRecords:
         refused: dict[int, Refusal] = {}
         others: list[int] = []
         for row in rows:
-            lane = row[1], row[2]
-            if lane in stopped or row[1] in stopped:
-                others.append(row[0])
-            elif (refusal := refusals.get(row[0])) is not None:
-                stopped.add(row[1] if refusal.cause.is_of_the_topic else lane)
-                refused[row[0]] = refusal
+            lane = row[TOPIC], row[KEY]
+            if lane in stopped or row[TOPIC] in stopped:
+                others.append(row[ID])
+            elif (refusal := refusals.get(row[ID])) is not None:
+                stopped.add(row[TOPIC] if refusal.cause.is_of_the_topic else lane)
+                refused[row[ID]] = refusal
             else:
                 published.append(row)
         return Retry(published, refused, others, passed(rows, refused))

@@ -154,7 +154,8 @@ class Transaction:
         if call is Call.COMMIT:
             self.state = State.UNCERTAIN
             return UncertainCommitError(
-                f"whether a batch is committed is not known: {reason}. The ledger tells the next view; nothing is lost"
+                f"nobody knows yet whether a batch was committed: {reason}. The next view reads it from the ledger; "
+                "nothing is lost"
             )
         self.state = State.ABANDONED
         if call is Call.PUBLISH:

@@ -25,8 +25,8 @@ These are compared:
   and the fence row names it. An entry of another view belongs to another database: a copy's leader may hold the ledger
   and the producer for a moment, and its ids name other records.
 
-A difference, once found, stays in the fence row (`halted`) until an operator ends it. Ids and transaction ids that were
-set back keep growing, so the next look might find them beyond what was published.
+A difference, once found, stays in the outbox's row (`halted`) until an operator ends it. Ids and transaction ids that
+were set back keep growing, so the next look might find them beyond what was published.
 
 A leader also checks each page before it publishes any of it (`require_page`). So no record of another table gets into
 the ledger. And no batch holds records from before and after a TRUNCATE: its ids and its snapshot would name records
@@ -48,14 +48,14 @@ from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 from airflow_outbox.values.fence import Fence, LedgerPosition, Pulse
 from airflow_outbox.values.pages import Page
 
-BEFORE_THIS_DATABASE = "the ledger was written before this database ever had one"
-_MADE_ANEW = "the outbox's table was dropped and made anew"
+BEFORE_THIS_DATABASE = "the ledger was written before this database had one"
+_MADE_ANEW = "the outbox's table was dropped and recreated"
 
 
 def _set_back(last_drawn: int, highest_id: int) -> str:
     return (
-        f"the sequence of the ids is at {last_drawn}, and {highest_id} was published: it was set back, or, under an "
-        "earlier release, a writer chose that id"
+        f"the sequence of the ids is at {last_drawn}, but id {highest_id} was published: it was set back, or a writer "
+        "chose that id under an earlier release"
     )
 
 
@@ -89,7 +89,7 @@ def require_page(fence: Fence, page: Page, *, file_number: int | None) -> int:
     if page.table_oid != fence.present.table_oid:
         raise HistoryError(_MADE_ANEW)
     if file_number not in (None, page.file_number):
-        raise PostgresError("the outbox's table was truncated or rewritten: harvesting begins again with a new view")
+        raise PostgresError("the outbox's table was truncated or rewritten: harvesting starts again with a new view")
     return page.file_number
 
 
@@ -118,8 +118,8 @@ def require_given_up(fence: Fence, unfenced: Collection[str], *, own_views: Coll
     waiting = sorted({*unfenced} - fence.given_up)
     if waiting and fence.begun_view not in own_views:
         raise KafkaError(
-            f"another member has led before, and Kafka can't end its last transaction, of {' and '.join(waiting)}: a "
-            "partition that it touches lacks brokers. Bring them back"
+            f"Kafka can't end the last transaction of an earlier leader, of {' and '.join(waiting)}: too few brokers "
+            "are up for one of its partitions. Bring them back"
         )
 
 
@@ -171,10 +171,10 @@ def differences(fence: Fence, ledger: Ledger) -> Iterator[str]:
         if head is not None:
             yield BEFORE_THIS_DATABASE
     elif witness.topic_id != ledger.topic_id:
-        yield "the ledger's topic was deleted and made anew"
+        yield "the ledger's topic was deleted and recreated"
     elif head is None:
         if witness.batch > 0 or witness.offset > ledger.end:
-            yield f"the ledger is empty, and batch {witness.batch} was in it"
+            yield f"the ledger is empty, but batch {witness.batch} was in it"
     else:
         yield from _differences_of_heads(fence, head, ledger)
 
@@ -189,13 +189,13 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
         yield "this is another database cluster than the one that was harvested"
     if recorded.timeline != present.timeline:
         yield (
-            f"the database is on timeline {present.timeline}, it was harvested on {recorded.timeline}: "
+            f"the database is on timeline {present.timeline}, but was harvested on {recorded.timeline}: "
             "a replica was promoted, or a backup restored"
         )
     if recorded.database_oid not in (None, present.database_oid):
         yield (
-            f"this is the database with oid {present.database_oid}, and {recorded.database_oid} was harvested: it is a "
-            "copy in the same cluster, or was dropped and made anew"
+            f"this is the database with oid {present.database_oid}, but {recorded.database_oid} was harvested: this is "
+            "a copy in the same cluster, or it was dropped and recreated"
         )
     if recorded.table_oid != present.table_oid:
         yield _MADE_ANEW
@@ -203,8 +203,8 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
         yield _set_back(fence.last_drawn, witness.highest_id)
     if fence.newest_transaction_id >= fence.next_transaction_id:
         yield (
-            f"a record is of transaction {fence.newest_transaction_id}, which has not begun yet: it was loaded from "
-            "another database, or written into transaction_id"
+            f"a record belongs to transaction {fence.newest_transaction_id}, which has not begun yet: the record was "
+            "loaded from another database, or a writer set transaction_id"
         )
 
 
@@ -222,16 +222,19 @@ def _differences_ahead(fence: Fence, head: Head) -> Iterator[str]:
     """The differences by which the ledger's head is ahead of the database; none in the one that it was written for."""
     witness = fence.witness
     if head.outbox_id != fence.outbox_id:
-        yield f"the ledger is that of outbox {head.outbox_id}"
+        yield f"the ledger belongs to outbox {head.outbox_id}"
     elif head.incarnation > fence.incarnation:
-        yield f"the ledger is of incarnation {head.incarnation}, the database of {fence.incarnation}: it was restored"
+        yield (
+            f"the ledger is in incarnation {head.incarnation}, but the database is in {fence.incarnation}: it was "
+            "restored"
+        )
     elif head.incarnation == fence.incarnation and head.witnessed > witness.batch:
         yield (
-            f"the database knows of batches up to {witness.batch}, and {head.witnessed} was in it: "
+            f"the database knows batches up to {witness.batch}, but it knew batch {head.witnessed} before: "
             "it was restored to an earlier time"
         )
     elif head.incarnation == fence.incarnation and head.beats > fence.beats:
-        yield "the database knows less of its leaders than the ledger: it was restored to an earlier time"
+        yield "the ledger knows more of the leaders than the database: the database was restored to an earlier time"
 
 
 def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[str]:
@@ -239,7 +242,7 @@ def _differences_of_heads(fence: Fence, head: Head, ledger: Ledger) -> Iterator[
     if ahead := list(_differences_ahead(fence, head)):
         yield from ahead
     elif head.batch < witness.batch:
-        yield f"the ledger ends with batch {head.batch}, and {witness.batch} was in it"
+        yield f"the ledger ends with batch {head.batch}, but batch {witness.batch} was in it"
     elif head.incarnation < fence.incarnation:
         if head.batch > witness.batch:
             yield f"batch {head.batch} was published after the ledger had been adopted at batch {witness.batch}"
@@ -254,7 +257,7 @@ def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterato
     for batch in range(fence.witness.batch + 1, head.batch + 1):
         entry = entries.get(batch)
         if entry is None:
-            yield f"the ledger has no entry of batch {batch}, which is not known to be purged"
+            yield f"the ledger has no entry for batch {batch}, which is not known to be purged"
         else:
             yield from _differences_of_entry(fence, entry)
 
@@ -262,13 +265,13 @@ def _differences_of_entries(fence: Fence, head: Head, ledger: Ledger) -> Iterato
 def _differences_of_entry(fence: Fence, entry: Entry) -> Iterator[str]:
     batch = entry.batch
     if entry.outbox_id not in (None, fence.outbox_id) or entry.shard not in (None, fence.shard):
-        yield f"batch {batch} is that of outbox {entry.outbox_id}, shard {entry.shard}"
+        yield f"batch {batch} belongs to outbox {entry.outbox_id}, shard {entry.shard}"
     elif entry.incarnation != fence.incarnation:
-        yield f"batch {batch} is of incarnation {entry.incarnation}, the database of {fence.incarnation}"
+        yield f"batch {batch} comes from incarnation {entry.incarnation}, but the database is in {fence.incarnation}"
     elif entry.snapshot.xmax > fence.next_transaction_id:
-        yield f"batch {batch} was read when the database was younger than now: it was restored to an earlier time"
+        yield f"batch {batch} was read in a later state of the database: it was restored to an earlier time"
     elif fence.begun_view not in (None, entry.view):
         yield (
-            f"batch {batch} was published by view {entry.view}, of which this database does not know: a copy of it "
-            "is harvested with the same ledger"
+            f"batch {batch} was published by view {entry.view}, which this database does not know: a copy of it is "
+            "harvested with the same ledger"
         )

@@ -1,6 +1,8 @@
 -- What the verdict needs: when the outbox was paused and published last, and what members can't do.
 
-ALTER TABLE {leader} ADD COLUMN paused_at TIMESTAMPTZ, ADD COLUMN published_at TIMESTAMPTZ;
+-- In the order of all locks: the shard before the outbox.
+ALTER TABLE {shard} ADD COLUMN published_at TIMESTAMPTZ;
+ALTER TABLE {state} ADD COLUMN paused_at TIMESTAMPTZ;
 
 CREATE TABLE {trouble} (
     member  TEXT PRIMARY KEY,
@@ -10,27 +12,31 @@ CREATE TABLE {trouble} (
     told_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
 );
 
--- Roles that harvest may tell, and roles that look may read: those that may do the like with parked records. Roles that
--- may pause may say since when.
+-- The new table belongs to the owner of the others. Roles that harvest may tell, and roles that look may read: those
+-- that may do the like with parked records. Roles that may count what was published, or pause, may say when.
 DO $migration$
 DECLARE
+    trouble CONSTANT regclass := to_regclass({trouble_text});
     granted RECORD;
 BEGIN
+    EXECUTE format(
+        'ALTER TABLE %s OWNER TO %I', trouble, (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass({shard_text}))
+    );
     FOR granted IN
-        SELECT CASE WHEN acl.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(acl.grantee)) END AS grantee,
-               string_agg(privilege_type, ', ' ORDER BY privilege_type) AS privileges
+        SELECT acl.grantee, format('%s ON %s', string_agg(privilege_type, ', ' ORDER BY privilege_type), trouble) AS privileges
         FROM pg_class CROSS JOIN LATERAL aclexplode(relacl) AS acl
         WHERE oid = to_regclass({parked_text}) AND acl.grantee <> relowner AND privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
         GROUP BY acl.grantee
-    LOOP
-        EXECUTE $grant$GRANT $grant$ || granted.privileges || $grant$ ON {trouble} TO $grant$ || granted.grantee;
-    END LOOP;
-    FOR granted IN
-        SELECT DISTINCT CASE WHEN acl.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(acl.grantee)) END AS grantee
+        UNION ALL
+        SELECT DISTINCT acl.grantee, format('UPDATE (%I) ON %s', attname || '_at', attrelid::regclass)
         FROM pg_attribute CROSS JOIN LATERAL aclexplode(attacl) AS acl
-        WHERE attrelid = to_regclass({leader_text}) AND attname = 'paused' AND privilege_type = 'UPDATE'
+        WHERE (attrelid, attname) IN ((to_regclass({shard_text}), 'published'), (to_regclass({state_text}), 'paused'))
+              AND privilege_type = 'UPDATE'
     LOOP
-        EXECUTE $grant$GRANT UPDATE (paused_at) ON {leader} TO $grant$ || granted.grantee;
+        EXECUTE format(
+            'GRANT %s TO %s', granted.privileges,
+            CASE WHEN granted.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(granted.grantee)) END
+        );
     END LOOP;
 END
 $migration$;

@@ -28,6 +28,7 @@ def cluster(server_folder: Path) -> Iterator[Standalone]:
         yield cluster
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["speculation", "executor"])
 def test_each_record_once(cluster: Standalone, database: str, tmp_path: Path, fault: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg.conninfo import conninfo_to_dict
-from support.harvesting import PARTITIONS, PATIENCE
-from support.harvesting import Outbox as Topic
+from support.harvesting import Outbox, make_outbox
 
-from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
-from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.schema import grant_statements, init_outbox
-from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.postgres.schema import grant_statements
 
 ROLE = "harvester"
 PASSWORD = "not-to-be-seen-4H7"
@@ -40,53 +32,12 @@ TRIGGERER_TIMEOUT = 10
 """How many seconds a triggerer may be silent before the others take its triggers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outbox:
-    """An outbox in a database, and a topic for its records."""
-
-    database: str
-    bootstrap: str
-    name: str
-    topic: str
-
-    @classmethod
-    def make(cls, database: str, kafka: EmbeddedKafka, name: str) -> Outbox:
-        outbox = cls(database, kafka.bootstrap, name, f"test-{uuid.uuid4().hex[:12]}")
-        kafka_settings = {"bootstrap.servers": kafka.bootstrap}
-        settings = {"data_source": database, "outbox_table": name, "kafka": kafka_settings}
-        config = HarvestConfig.validated(settings, source="test")
-        with psycopg.connect(database, autocommit=True) as connection:
-            init_outbox(connection, OutboxName.parse(name))
-            identity = OutboxTable(connection, config.name).identity()
-        make_internal_topics(config, KafkaNames.of(config, identity.outbox_id))
-        client = AdminClient(kafka_settings)
-        client.create_topics([NewTopic(outbox.topic, PARTITIONS, 1)])[outbox.topic].result()
-        return outbox
-
-    def stash(self, count: int) -> None:
-        with psycopg.connect(self.database) as connection:
-            records = [OutboxRecord(self.topic, f"k{number % 7}", str(number)) for number in range(count)]
-            stash(connection, records, outbox=self.name)
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.database, autocommit=True) as connection:
-            cursor = connection.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
-
-    def left(self) -> int:
-        return int(self.query(f"SELECT count(*) FROM {self.name}")[0][0])
-
-    def delivered(self) -> int:
-        """How many records of the topic consumers that read committed see."""
-        return len(Topic(self.database, self.bootstrap, self.topic).committed())
-
-
 @pytest.fixture
-def outbox(database: str, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+def outbox(database: str, kafka: EmbeddedKafka, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Outbox:
     """An outbox behind Airflow's default connections, in this process."""
     for conn_id, connection in connections(database, kafka).items():
         monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
-    return Outbox.make(database, kafka, "outbox")
+    return make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
 
 
 def connections(database: str, kafka: EmbeddedKafka, **login: str) -> dict[str, dict[str, Any]]:
@@ -105,7 +56,10 @@ def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[
     name = f"test_{uuid.uuid4().hex[:12]}"
     database = postgres.create_database(name)
     tables = ("drained", "forever", "watched", "stashed", "steady_task", "steady_asset", "published")
-    made = {table: Outbox.make(database, kafka, table) for table in tables}
+    made = {
+        table: make_outbox(database, bootstrap=kafka.bootstrap, topic=f"{name}-{table}", outbox_table=table)
+        for table in tables
+    }
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'".encode())
         connection.execute("CREATE TABLE business (run TEXT NOT NULL)")
@@ -182,13 +136,3 @@ def gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def wait_until(happened: Callable[[], object], *, within: float = PATIENCE, what: str | Callable[[], str]) -> float:
-    """Wait until something happens; the seconds it took. Fails after `within` seconds."""
-    begun = time.monotonic()
-    while not happened():
-        if time.monotonic() - begun > within:
-            pytest.fail(f"{within} s have passed without: {what() if callable(what) else what}")
-        time.sleep(0.05)
-    return time.monotonic() - begun

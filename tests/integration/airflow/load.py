@@ -16,11 +16,11 @@ from uuid import UUID
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from faults.checker import Lane, Sighting, judge
-from support.harvesting import PARTITIONS
+from support.harvesting import PARTITIONS, Outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 
-from .conftest import AIRFLOW_PATIENCE, Outbox, wait_until
+from .conftest import AIRFLOW_PATIENCE
 
 KEYS = 10
 TRANSACTION = 10
@@ -42,7 +42,7 @@ CREATE TRIGGER marks AFTER UPDATE ON {outbox} REFERENCING NEW TABLE AS seen
     FOR EACH STATEMENT EXECUTE FUNCTION {outbox}_seen('mark');
 CREATE TRIGGER purges AFTER DELETE ON {outbox} REFERENCING OLD TABLE AS seen
     FOR EACH STATEMENT EXECUTE FUNCTION {outbox}_seen('purge');
-CREATE TRIGGER views AFTER UPDATE ON {outbox}_leader
+CREATE TRIGGER views AFTER UPDATE ON {outbox}_shard
     FOR EACH ROW WHEN (OLD.view IS DISTINCT FROM NEW.view) EXECUTE FUNCTION {outbox}_taken_over();
 """
 
@@ -61,7 +61,7 @@ def effects_of_others(effects: list[tuple[str, UUID]]) -> list[str]:
     return wrong
 
 
-class Load:
+class SteadyLoad:
     """Stashes 200 records a second into an outbox from entry to exit, and reads what arrives.
 
     The records are the numbers 0, 1, 2, …; number n has key n mod KEYS.
@@ -113,7 +113,7 @@ class Load:
         """Wait until all that is stashed so far has arrived; it must be in order, and by one leader at a time."""
         count = self.stashed
         what = f"the arrival of {count} records of {self.outbox.name}"
-        wait_until(lambda: self.arrived >= self._unless_failed(count), within=within, what=what)
+        wait_until(lambda: self.arrived >= self._unless_failed(count), within=within, doing=what)
         lanes = {self._lane(number): list(range(number, count, KEYS)) for number in range(KEYS)}
         verdict = judge(lanes, [sighting for sighting in list(self._sightings) if sighting.record < count])
         assert verdict.complaints == (), verdict
@@ -122,7 +122,7 @@ class Load:
 
     def wait(self, count: int) -> None:
         """Wait until so many records have been stashed."""
-        wait_until(lambda: self.stashed >= self._unless_failed(count), within=60, what=f"a load of {count} records")
+        wait_until(lambda: self.stashed >= self._unless_failed(count), within=60, doing=f"a load of {count} records")
 
     def _unless_failed(self, count: int) -> int:
         assert not self._failures, self._failures

@@ -7,10 +7,10 @@ import os
 import subprocess
 from contextlib import suppress
 
+from support.harvesting import Outbox, wait_until
+
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.triggers.child import COMMAND
-
-from .conftest import Outbox, wait_until
 
 
 def test_a_supervisor_that_does_not_read_does_not_stop_the_harvest(outbox: Outbox) -> None:
@@ -31,7 +31,7 @@ def test_a_supervisor_that_does_not_read_does_not_stop_the_harvest(outbox: Outbo
         process.stdin.flush()
         try:
             outbox.stash(1000)
-            wait_until(lambda: outbox.left() == 0, what="the harvest")
+            wait_until(lambda: outbox.left() == 0, doing="the harvest")
             with open(output) as lines:
                 events = [json.loads(line) for line in lines if line.strip()]
             assert process.wait(5) == 0

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from support.harvesting import BUSY, PATIENCE
+from support.harvesting import BUSY, PATIENCE, Outbox, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -25,7 +26,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
-from .conftest import Outbox, connections, wait_until
+from .conftest import connections
 
 RECORDS = [{"topic": "t", "key": "a", "value": "1"}, {"topic": "t", "key": "b"}]
 
@@ -41,8 +42,9 @@ async def test_the_trigger_drains_an_outbox(outbox: Outbox) -> None:
     trigger = OutboxHarvestTrigger(until="drained", emit="end")
     event = await anext(trigger.run())
     await trigger.cleanup()
-    assert event.payload == {"status": "ended", "reason": "drained", "published": 2000}
-    assert (outbox.left(), outbox.delivered()) == (0, 2000)
+    counts = {"published": 2000, "topics": {outbox.topic: 2000}}
+    assert event.payload == {"status": "ended", "reason": "drained", **counts}
+    assert (outbox.left(), len(outbox.committed())) == (0, 2000)
 
 
 async def test_the_trigger_tells_an_asset_what_was_published(outbox: Outbox) -> None:
@@ -72,6 +74,7 @@ async def test_a_parked_record_is_told_to_the_asset_and_to_the_users_function(
     assert (told["event"], told["outbox"], told["reasons"]) == ("parked", "outbox", parked["reasons"])
 
 
+@pytest.mark.alone
 async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: Outbox) -> None:
     others = set(psutil.Process().children())
     trigger = OutboxHarvestTrigger(emit="end")
@@ -93,6 +96,7 @@ async def _first(trigger: OutboxHarvestTrigger) -> Any:
     return await anext(trigger.run())
 
 
+@pytest.mark.alone
 def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_path: Path) -> None:
     supervisor = tmp_path / "supervisor.py"
     supervisor.write_text(
@@ -104,12 +108,12 @@ def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_p
     )
     with subprocess.Popen([sys.executable, str(supervisor)], stdout=subprocess.DEVNULL) as process:
         outbox.stash(10)
-        wait_until(lambda: outbox.left() == 0, what="the harvest")
+        wait_until(lambda: outbox.left() == 0, doing="the harvest")
         (child,) = [
             each for each in psutil.Process(process.pid).children() if "airflow_outbox.harvest" in each.cmdline()
         ]
         process.kill()
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=1, what="its end")
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=1, doing="its end")
 
 
 def test_the_hook_reaches_outbox_and_brokers(outbox: Outbox) -> None:
@@ -170,7 +174,7 @@ def test_the_operator_commits_records_and_rows_together_and_once(outbox: Outbox)
 def test_what_a_role_for_jobs_may_do_is_enough_to_find_the_ticket_again(
     outbox: Outbox, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    role = f"job_{outbox.topic[-12:]}"
+    role = f"job_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(outbox.database, autocommit=True) as owner:
         owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
         for statement in grant_statements(owner, OutboxName.parse(outbox.name), "job", role):

@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from support.harvesting import CHILD, Process
+from support.harvesting import CHILD, Outbox, Process, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 
-from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, processes_of, wait_until
+from .conftest import AIRFLOW_PATIENCE, PASSWORD, gone, processes_of
+
+pytestmark = pytest.mark.alone
 
 WAIT, PUBLISHED = "wait", "published"
 
@@ -75,7 +77,7 @@ def kill_triggerers(airflow: AirflowStandalone) -> None:
     for process in processes:
         process.kill()
     psutil.wait_procs(processes, timeout=5)
-    wait_until(lambda: all(gone(process) for process in processes), what="the end of the triggerer")
+    wait_until(lambda: all(gone(process) for process in processes), doing="the end of the triggerer")
 
 
 def test_a_sensor_waits_for_what_the_task_before_has_stashed(
@@ -83,8 +85,8 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
 ) -> None:
     run_id = start(airflow, "publish")
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
-    waiting = "is committed, 1 records of it wait to be published"
-    wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), what="its log")
+    waiting = "is committed; 1 records of it still wait to be published"
+    wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), doing="its log")
     harvester.start()
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
     assert outbox.left() == 0
@@ -119,6 +121,7 @@ def count(events: list[dict[str, Any]]) -> int:
     return sum(event["published"] for event in events)
 
 
+@pytest.mark.long
 def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left_out(
     airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
 ) -> None:
@@ -141,7 +144,7 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
     airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
     kill_triggerers(airflow)
     harvester.start()
-    wait_until(lambda: outbox.left() == 0, what="the harvest")  # while nobody listens
+    wait_until(lambda: outbox.left() == 0, doing="the harvest")  # while nobody listens
     airflow.start_triggerer()
     airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
     expected += 30

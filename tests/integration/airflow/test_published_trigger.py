@@ -116,7 +116,7 @@ async def test_a_connection_that_is_lost_once_the_batch_is_out_is_made_anew(lead
     with leader.own.transaction():
         leader.own.execute("LOCK public.outbox_parked")
         waiting = asyncio.create_task(event(ticket))
-        leader.connection.execute("UPDATE outbox_leader SET watermark = pg_current_snapshot()")
+        leader.connection.execute("UPDATE outbox_shard SET watermark = pg_current_snapshot()")
         for _ in range(2):
             await until(lambda: leader.connection.execute(f"SELECT pid {BLOCKED}".encode()).fetchone())
             leader.connection.execute(f"SELECT pg_terminate_backend(pid) {BLOCKED}".encode())
@@ -147,18 +147,19 @@ async def test_an_asset_gets_no_events_while_harvesting_is_halted(
     leader: Leader, capfd: pytest.CaptureFixture[str]
 ) -> None:
     leader.beat(topics={"t": 1})
-    leader.connection.execute("UPDATE outbox_leader SET halted = 'the ledger is empty'")
+    leader.connection.execute("UPDATE outbox_state SET halted = 'the ledger is empty'")
     async with aclosing(OutboxWatermarkTrigger(asset="kafka://k/t").run()) as events:
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(2.7)
         said = "".join(capfd.readouterr())
-        assert said.count("asset kafka://k/t gets no events: nobody can tell what of outbox outbox is published") == 1
+        assert said.count("asset kafka://k/t gets no events: nobody can tell what outbox outbox has published") == 1
         assert not waiting.done()
-        leader.connection.execute("UPDATE outbox_leader SET halted = NULL")
+        leader.connection.execute("UPDATE outbox_state SET halted = NULL")
         async with asyncio.timeout(10):
             assert (await waiting).payload["topics"] == {"t": 1}
 
 
+@pytest.mark.alone
 async def test_a_thousand_triggers_cost_less_than_twenty_statements_a_second(
     leader: Leader, postgres: EmbeddedPostgres
 ) -> None:

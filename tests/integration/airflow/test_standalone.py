@@ -6,11 +6,14 @@ from typing import Any
 
 import psutil
 import pytest
+from support.harvesting import Outbox, wait_until
 
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.values.records import Ticket
 
-from .conftest import AIRFLOW_PATIENCE, PASSWORD, Outbox, gone, harvesting, wait_until
+from .conftest import AIRFLOW_PATIENCE, PASSWORD, gone, harvesting
+
+pytestmark = pytest.mark.alone
 
 TASK = "harvest"
 USER_END_SECONDS = 15
@@ -30,7 +33,7 @@ def start_harvest(airflow: AirflowStandalone, outbox: Outbox, dag_id: str) -> tu
 
 def published_by(airflow: AirflowStandalone, outbox: Outbox) -> psutil.Process:
     outbox.stash(100)
-    wait_until(lambda: outbox.left() == 0, what="the harvest")
+    wait_until(lambda: outbox.left() == 0, doing="the harvest")
     (process,) = harvesting(airflow)
     return process
 
@@ -41,7 +44,7 @@ def test_a_sensor_ends_when_the_outbox_is_drained(airflow: AirflowStandalone, ou
     run_id = start(airflow, "drain")
     airflow.api.wait_for_task("drain", run_id, TASK, "success", timeout=AIRFLOW_PATIENCE)
     assert airflow.api.xcom("drain", run_id, TASK) == {"reason": "drained", "published": 3000}
-    assert (outbox.left(), outbox.delivered()) == (0, 3000)
+    assert (outbox.left(), len(outbox.committed())) == (0, 3000)
     assert not harvesting(airflow)
 
 
@@ -50,7 +53,7 @@ def test_a_sensor_shows_what_it_does_while_it_harvests_and_ends_when_a_user_ends
 ) -> None:
     run_id, process = start_harvest(airflow, outboxes["forever"], "forever")
 
-    wait_until(lambda: airflow.api.xcom("forever", run_id, TASK, "progress"), what="the XCom progress")
+    wait_until(lambda: airflow.api.xcom("forever", run_id, TASK, "progress"), doing="the XCom progress")
     progress = airflow.api.xcom("forever", run_id, TASK, "progress")
     assert {"standing", "view", "published", "in_flight", "rate"} == set(progress)
     log = airflow.api.task_log("forever", run_id, TASK)
@@ -64,12 +67,12 @@ def test_a_sensor_shows_what_it_does_while_it_harvests_and_ends_when_a_user_ends
     assert "AIRFLOW" not in shown
 
     airflow.api.mark("forever", run_id, TASK, "failed")
-    wait_until(lambda: gone(process), within=USER_END_SECONDS, what="the end of the process")
+    wait_until(lambda: gone(process), within=USER_END_SECONDS, doing="the end of the process")
     airflow.api.clear("forever", run_id, TASK)
     airflow.api.wait_for_task("forever", run_id, TASK, "deferred", timeout=AIRFLOW_PATIENCE)
     process = published_by(airflow, outboxes["forever"])
     airflow.api.mark("forever", run_id, TASK, "success")
-    wait_until(lambda: gone(process), within=USER_END_SECONDS, what="the end of the process")
+    wait_until(lambda: gone(process), within=USER_END_SECONDS, doing="the end of the process")
 
 
 def test_a_sensor_fails_with_what_to_do(airflow: AirflowStandalone) -> None:
@@ -107,11 +110,11 @@ def test_a_watched_asset_harvests_while_its_dag_is_unpaused_and_starts_it(
     assert not harvesting(airflow)
     airflow.api.unpause("watching")
     outbox.stash(100)
-    wait_until(lambda: outbox.left() == 0, what="the harvest")
+    wait_until(lambda: outbox.left() == 0, doing="the harvest")
     (process,) = harvesting(airflow)
     for _ in range(30):
         outbox.stash(10)
-    wait_until(lambda: outbox.left() == 0, what="the harvest")
+    wait_until(lambda: outbox.left() == 0, doing="the harvest")
 
     def told() -> list[dict[str, Any]]:
         """What the runs that the asset has started were told, oldest first."""
@@ -129,7 +132,7 @@ def test_a_watched_asset_harvests_while_its_dag_is_unpaused_and_starts_it(
     assert len(events) <= events[-1]["at"] - events[0]["at"] + 2, "more than one a second"
 
     airflow.api.pause("watching")
-    wait_until(lambda: gone(process), within=USER_END_SECONDS, what="the end of the process")
+    wait_until(lambda: gone(process), within=USER_END_SECONDS, doing="the end of the process")
 
 
 def test_a_triggerer_that_is_killed_leaves_no_process_and_no_secret_was_logged(
@@ -143,7 +146,7 @@ def test_a_triggerer_that_is_killed_leaves_no_process_and_no_secret_was_logged(
     assert "triggerer" in " ".join(supervisor.cmdline())
     supervisor.kill()
     runner.kill()
-    wait_until(lambda: gone(process), within=1, what="the end of the process")
+    wait_until(lambda: gone(process), within=1, doing="the end of the process")
 
     logs = [path for path in airflow.folder.rglob("*") if path.is_file()]
     assert any("task_id=harvest" in str(path) for path in logs)

@@ -15,23 +15,26 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
+from support.harvesting import Outbox, wait_until
 
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
-from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, Outbox, gone, harvesting, processes_of, wait_until
-from .load import Load, effects_of_others
+from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, gone, harvesting, processes_of
+from .load import SteadyLoad, effects_of_others
+
+pytestmark = pytest.mark.alone
 
 TASK, ASSET = "steady_task", "steady_asset"
 MOVED_SECONDS = TRIGGERER_TIMEOUT + 40.0  # Airflow takes most of them, on a busy machine
 SETTLED_SECONDS = 60.0  # a triggerer may have to start
-A_WHILE = 1000  # records, at 200 a second
+A_WHILE = 400  # records, at 200 a second
 
 
 class Triggerers:
     """The triggerers of an Airflow that harvests two outboxes under load, and where the harvesting processes are."""
 
-    def __init__(self, airflow: AirflowStandalone, metadata: str, loads: dict[str, Load]) -> None:
+    def __init__(self, airflow: AirflowStandalone, metadata: str, loads: dict[str, SteadyLoad]) -> None:
         self.airflow = airflow
         self.loads = loads
         self._metadata = metadata
@@ -56,7 +59,7 @@ class Triggerers:
 
     def harvest(self, name: str) -> psutil.Process:
         """The process that leads the harvest of an outbox. psutil.NoSuchProcess when it is gone."""
-        ((member,),) = self.loads[name].outbox.query(f"SELECT coalesce(member, ':0') FROM {name}_leader")
+        ((member,),) = self.loads[name].outbox.query(f"SELECT coalesce(member, ':0') FROM {name}_shard")
         return psutil.Process(int(member.rpartition(":")[2]))
 
     def settle(self) -> float:
@@ -64,7 +67,7 @@ class Triggerers:
         return wait_until(
             lambda: len(self._jobs()) == len(self.running()) == 2 and self.settled(*self.loads),
             within=SETTLED_SECONDS,
-            what=self.state,
+            doing=self.state,
         )
 
     def state(self) -> str:
@@ -123,10 +126,10 @@ class Triggerers:
         The first one takes a triggerer some seconds, on a busy machine more than twenty, in which it is silent, and
         the other takes its triggers.
         """
-        wait_until(self._progress, within=60, what="an XCom")
+        wait_until(self._progress, within=60, doing="an XCom")
         self._move(TASK)
         before = self._progress()
-        wait_until(lambda: self._progress() != before, within=60, what="an XCom of the other triggerer")
+        wait_until(lambda: self._progress() != before, within=60, doing="an XCom of the other triggerer")
         self.settle()
 
     def _apart(self) -> bool:
@@ -147,7 +150,7 @@ class Triggerers:
                 "WHERE EXISTS (SELECT FROM task_instance WHERE trigger_id = trigger.id) = %(of_task)s",
                 {"jobs": self._jobs(), "of_task": name == TASK},
             )
-        wait_until(lambda: gone(before), within=MOVED_SECONDS, what="the end of the process that was moved")
+        wait_until(lambda: gone(before), within=MOVED_SECONDS, doing="the end of the process that was moved")
         self.settle()
 
     def _jobs(self) -> list[int]:
@@ -173,7 +176,7 @@ def shared(
     for run in airflow.api.runs("forever"):  # what other tests have left to a triggerer that was killed
         airflow.api.mark("forever", run["dag_run_id"], "harvest", "failed")
     with ExitStack() as stack:
-        loads = {name: stack.enter_context(Load(outboxes[name])) for name in (TASK, ASSET)}
+        loads = {name: stack.enter_context(SteadyLoad(outboxes[name])) for name in (TASK, ASSET)}
         airflow.api.unpause(ASSET)
         airflow.api.unpause(TASK)
         airflow.api.wait_for_task(TASK, airflow.api.trigger(TASK), "harvest", "deferred", timeout=AIRFLOW_PATIENCE)
@@ -207,7 +210,10 @@ def stopped(*processes: psutil.Process) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["alone", "with its processes"])
+@pytest.mark.parametrize(
+    "whole",
+    [pytest.param(False, id="alone"), pytest.param(True, id="with its processes", marks=pytest.mark.long)],
+)
 def test_a_triggerer_that_was_stopped_and_goes_on_has_had_one_leaders_effects(
     triggerers: Triggerers, whole: bool
 ) -> None:
@@ -220,7 +226,7 @@ def test_a_triggerer_that_was_stopped_and_goes_on_has_had_one_leaders_effects(
     with stopped(triggerer, runner, *(before.values() if whole else ())):
         assert triggerers.all_in_flight() or not whole, "the stop came too late"
         took = wait_until(
-            lambda: len(harvesting(triggerers.airflow)) == 4, within=MOVED_SECONDS, what="a second process an outbox"
+            lambda: len(harvesting(triggerers.airflow)) == 4, within=MOVED_SECONDS, doing="a second process an outbox"
         )
         print(f"a second process {took:.1f} s after the stop")
         triggerers.pass_a_while()
@@ -228,7 +234,7 @@ def test_a_triggerer_that_was_stopped_and_goes_on_has_had_one_leaders_effects(
             assert (triggerers.harvest(name) == harvest) is not whole, "who leads"
             assert not gone(harvest)
         triggerers.surge()
-    took = wait_until(lambda: all(map(gone, before.values())), within=15, what="the end of the first processes")
+    took = wait_until(lambda: all(map(gone, before.values())), within=15, doing="the end of the first processes")
     print(f"one process an outbox again after {took:.1f} s")
     triggerers.settle()
     triggerers.pass_a_while()
@@ -251,7 +257,7 @@ def test_pausing_ends_the_harvest_of_an_asset_and_not_that_of_a_task(triggerers:
     of_task, of_asset = triggerers.harvest(TASK), triggerers.harvest(ASSET)
     for dag in (TASK, ASSET):
         triggerers.airflow.api.pause(dag)
-    took = wait_until(lambda: gone(of_asset), within=20, what="the end of the asset's process")
+    took = wait_until(lambda: gone(of_asset), within=20, doing="the end of the asset's process")
     print(f"paused: no process of the asset after {took:.1f} s")
     triggerers.loads[TASK].require_all_well(within=10)
     assert triggerers.settled(TASK)
@@ -271,8 +277,8 @@ def test_a_triggerer_that_ends_in_order_hands_its_harvest_to_the_other(triggerer
     ending, staying = triggerers.harvest(TASK), triggerers.harvest(ASSET)
     triggerers.of(ending).terminate()
     try:
-        took = wait_until(lambda: gone(ending), what="the end of its process")
-        moved = wait_until(lambda: triggerers.settled(*triggerers.loads), within=MOVED_SECONDS, what=triggerers.state)
+        took = wait_until(lambda: gone(ending), doing="the end of its process")
+        moved = wait_until(lambda: triggerers.settled(*triggerers.loads), within=MOVED_SECONDS, doing=triggerers.state)
         print(f"terminated: no process after {took:.1f} s, led by the next one after another {moved:.1f} s")
         assert moved < TRIGGERER_TIMEOUT, "it has said that it ends"
         assert triggerers.harvest(ASSET) == staying, triggerers.state()
@@ -288,9 +294,9 @@ def test_a_triggerer_that_is_killed_leaves_no_process_and_the_other_goes_on(trig
     assert runner is not None
     triggerer.kill()
     runner.kill()
-    wait_until(lambda: gone(lost), within=10, what="the end of its process")
+    wait_until(lambda: gone(lost), within=10, doing="the end of its process")
     triggerers.loads[TASK].require_all_well()
-    moved = wait_until(lambda: triggerers.settled(*triggerers.loads), within=MOVED_SECONDS, what=triggerers.state)
+    moved = wait_until(lambda: triggerers.settled(*triggerers.loads), within=MOVED_SECONDS, doing=triggerers.state)
     print(f"killed: led by the next one {moved:.1f} s after the process was gone")
     assert triggerers.harvest(TASK) == staying
     assert triggerers.of(triggerers.harvest(ASSET)) == triggerers.of(staying)

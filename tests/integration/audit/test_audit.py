@@ -72,7 +72,7 @@ def test_every_kind_is_found_with_its_example(archived: Archived) -> None:
     place = {"topic": archived.topic, "partition": 0}
     assert first == {
         "missing": {"what": "record 2 is not in Kafka", "id": 2, "topic": archived.topic, "key": "k"},
-        "doubled": {"what": "record 4 is there once more", "id": 4, "key": "k", "offset": 3, **place},
+        "doubled": {"what": "record 4 is in Kafka once more", "id": 4, "key": "k", "offset": 3, **place},
         "reordered": {
             "what": "record 3 came after record 4, which was stashed later",
             "id": 3,
@@ -81,12 +81,12 @@ def test_every_kind_is_found_with_its_example(archived: Archived) -> None:
             **place,
         },
         "torn": {
-            "what": f"transaction {transaction} lacks 1 of its records; the first is 2",
+            "what": f"transaction {transaction} lacks 1 of its records, first record 2",
             "id": 2,
             "topic": archived.topic,
             "key": "k",
         },
-        "foreign": {"what": "nothing like it was stashed", "offset": 4, **place},
+        "foreign": {"what": "no such record was stashed", "offset": 4, **place},
     }
     allowed = ["--allow=missing", "--allow=doubled", "--allow=reordered"]
     assert archived.audit(*allowed, status=1)["faults"] == ["torn"]

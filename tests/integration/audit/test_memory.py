@@ -48,7 +48,7 @@ def publish(archived: Archived, records: int, *, keys: int) -> None:
     assert producer.flush(120) == 0
 
 
-@pytest.mark.parametrize("keys", [1, 999])
+@pytest.mark.parametrize("keys", [1, pytest.param(999, marks=pytest.mark.long)])
 def test_memory_is_bounded(archived: Archived, keys: int, request: pytest.FixtureRequest) -> None:
     records = 10_000_000 if request.config.getoption("--faults") == "long" else 500_000
     archived.execute(FILL.format(topic=archived.topic, records=records, keys=keys))

@@ -24,7 +24,7 @@ HEARTBEAT_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class JoinedMember:
     """A member whose changes are collected as they come."""
 
     election: Election
@@ -36,10 +36,10 @@ class Member:
 
 
 @pytest.fixture(params=["real", "real, on a topic of Kafka's own", "simulated"])
-async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterator[Callable[[], Member]]:
+async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterator[Callable[[], JoinedMember]]:
     """A function that makes a new member of one group."""
     world = World(1)
-    members: list[Member] = []
+    members: list[JoinedMember] = []
     tasks: list[asyncio.Task[None]] = []
     if request.param != "simulated":
         settings = HarvestConfig.validated(
@@ -64,12 +64,12 @@ async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
             settings, topic=names.leader_topic, partitions=partitions, group_id=names.leader_group_id, on_error=print
         )
 
-    async def collect(member: Member) -> None:
+    async def collect(member: JoinedMember) -> None:
         async for _, change in member.election.changes():
             member.changes.put_nowait(change)
 
-    def join() -> Member:
-        member = Member(new_election(), asyncio.Queue())
+    def join() -> JoinedMember:
+        member = JoinedMember(new_election(), asyncio.Queue())
         members.append(member)
         tasks.append(asyncio.create_task(collect(member)))
         return member
@@ -81,7 +81,7 @@ async def join(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
     await asyncio.gather(*tasks)
 
 
-async def one_leader(*members: Member) -> tuple[Member, Member]:
+async def one_leader(*members: JoinedMember) -> tuple[JoinedMember, JoinedMember]:
     """The leader and the other of two members, once the group is at rest; joining may have moved the role."""
     async with asyncio.timeout(15):
         while sorted(member.election.standing(0) for member in members) != [Standing.LEADER, Standing.STANDBY]:
@@ -96,7 +96,7 @@ async def one_leader(*members: Member) -> tuple[Member, Member]:
     return leader, other
 
 
-async def test_a_successor_leads_as_soon_as_the_leader_has_let_go_and_left(join: Callable[[], Member]) -> None:
+async def test_a_successor_leads_as_soon_as_the_leader_has_let_go_and_left(join: Callable[[], JoinedMember]) -> None:
     first, second = join(), join()
     leader, other = await one_leader(first, second)
     leader.election.released(0)
@@ -104,7 +104,9 @@ async def test_a_successor_leads_as_soon_as_the_leader_has_let_go_and_left(join:
     await other.becomes(Lead, within=HEARTBEAT_TIMEOUT)
 
 
-async def test_a_successor_waits_for_a_leader_that_has_not_let_go_but_not_for_ever(join: Callable[[], Member]) -> None:
+async def test_a_successor_waits_for_a_leader_that_has_not_let_go_but_not_for_ever(
+    join: Callable[[], JoinedMember],
+) -> None:
     first, second = join(), join()
     leader, other = await one_leader(first, second)
     leaving = asyncio.create_task(leader.election.close())
@@ -114,7 +116,7 @@ async def test_a_successor_waits_for_a_leader_that_has_not_let_go_but_not_for_ev
     await leaving
 
 
-async def test_a_leader_stays_while_its_heartbeats_come_back(join: Callable[[], Member]) -> None:
+async def test_a_leader_stays_while_its_heartbeats_come_back(join: Callable[[], JoinedMember]) -> None:
     member = join()
     await member.becomes(Lead)
     await asyncio.sleep(2.5 * HEARTBEAT_TIMEOUT)
@@ -122,7 +124,7 @@ async def test_a_leader_stays_while_its_heartbeats_come_back(join: Callable[[], 
     assert member.election.standing(0) is Standing.LEADER
 
 
-async def test_after_being_fenced_it_leads_again_on_a_heartbeat_sent_since(join: Callable[[], Member]) -> None:
+async def test_after_being_fenced_it_leads_again_on_a_heartbeat_sent_since(join: Callable[[], JoinedMember]) -> None:
     member = join()
     await member.becomes(Lead)
     member.election.fenced(0)
@@ -130,7 +132,7 @@ async def test_after_being_fenced_it_leads_again_on_a_heartbeat_sent_since(join:
     await member.becomes(Lead, within=HEARTBEAT_TIMEOUT)
 
 
-async def test_a_member_that_resigns_makes_room_and_may_come_back(join: Callable[[], Member]) -> None:
+async def test_a_member_that_resigns_makes_room_and_may_come_back(join: Callable[[], JoinedMember]) -> None:
     first, second = join(), join()
     leader, other = await one_leader(first, second)
     leader.election.resign("for a test")
@@ -141,7 +143,7 @@ async def test_a_member_that_resigns_makes_room_and_may_come_back(join: Callable
     await one_leader(first, second)
 
 
-async def test_a_member_that_joins_takes_nothing_from_the_leader(join: Callable[[], Member]) -> None:
+async def test_a_member_that_joins_takes_nothing_from_the_leader(join: Callable[[], JoinedMember]) -> None:
     first = join()
     await first.becomes(Lead)
     for _ in range(3):

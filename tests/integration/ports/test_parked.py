@@ -30,7 +30,7 @@ def because(cause: Cause | None, *ids: int) -> Parked:
     return Parked(cause, f"{cause} it is" if cause else None, runs(ids))
 
 
-class Scene:
+class LeadingView:
     """A view that leads, and what it sees."""
 
     def __init__(self, table: TableUnderTest) -> None:
@@ -68,11 +68,11 @@ class Scene:
 
 
 @pytest.fixture
-def scene(table: TableUnderTest) -> Scene:
-    return Scene(table)
+def scene(table: TableUnderTest) -> LeadingView:
+    return LeadingView(table)
 
 
-async def test_what_is_parked_leaves_the_outbox_once_and_waits_in_its_lane(scene: Scene) -> None:
+async def test_what_is_parked_leaves_the_outbox_once_and_waits_in_its_lane(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, A, C), 1)))
     parked = because(Cause.HEADERS, 1), because(WAITING, 3)
     await scene.park(snapshot, *parked)
@@ -83,7 +83,7 @@ async def test_what_is_parked_leaves_the_outbox_once_and_waits_in_its_lane(scene
     assert await scene.due() == []
 
 
-async def test_what_is_parked_in_slices_is_in_order(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_parked_in_slices_is_in_order(scene: LeadingView, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parked_table, "_PARKED_AT_ONCE", 2)
     snapshot = await scene.lead(*(record(number, (A, B)[number % 2]) for number in range(1, 6)))
     await scene.park(snapshot, because(WAITING, 2, 4, 5), because(Cause.HEADERS, 3, 1))
@@ -92,21 +92,21 @@ async def test_what_is_parked_in_slices_is_in_order(scene: Scene, monkeypatch: p
     assert await scene.due() == ["v1", "v2", "v3", "v4", "v5"]
 
 
-async def test_only_what_the_snapshot_sees_is_parked(scene: Scene) -> None:
+async def test_only_what_the_snapshot_sees_is_parked(scene: LeadingView) -> None:
     snapshot = await scene.lead(record(1, A), record(2, A))
     scene.table.commit([record(3, A)])
     await scene.park(snapshot, because(Cause.HEADERS, 1, 3, 77))
     assert await scene.left() == [2, 3]
 
 
-async def test_without_a_snapshot_only_what_carries_the_views_mark_is_parked(scene: Scene) -> None:
+async def test_without_a_snapshot_only_what_carries_the_views_mark_is_parked(scene: LeadingView) -> None:
     await scene.lead(record(1, A), record(2, A))
     await scene.table.one.mark(scene.view, max_records=1, max_bytes=10**9)
     await scene.park(None, because(Cause.HEADERS, 1, 2))
     assert await scene.left() == [2]
 
 
-async def test_a_lane_is_due_from_its_first_record_on_when_its_cause_can_have_passed(scene: Scene) -> None:
+async def test_a_lane_is_due_from_its_first_record_on_when_its_cause_can_have_passed(scene: LeadingView) -> None:
     lanes = A, B, A, B, A, C
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate(lanes, 1)))
     await scene.park(snapshot, because(Cause.PARTITION, 1), because(Cause.HEADERS, 2), because(WAITING, 3, 4, 5))
@@ -123,7 +123,7 @@ async def test_a_lane_is_due_from_its_first_record_on_when_its_cause_can_have_pa
     assert await scene.table.one.parked_lengths([own, own + 1000]) == {own: Length(6, last)}  # one is in the outbox
 
 
-async def test_nothing_of_all_lanes_is_due_unless_something_is(scene: Scene) -> None:
+async def test_nothing_of_all_lanes_is_due_unless_something_is(scene: LeadingView) -> None:
     snapshot = await scene.lead(record(1, A), record(2, A))
     await scene.park(snapshot, because(Cause.HEADERS, 1), because(WAITING, 2))
     assert await scene.due(all_lanes=True) == []
@@ -131,7 +131,7 @@ async def test_nothing_of_all_lanes_is_due_unless_something_is(scene: Scene) -> 
     assert await scene.due() == ["v1", "v2"]  # in order, whichever was named
 
 
-async def test_what_is_published_is_gone_and_the_next_of_its_lane_is_released(scene: Scene) -> None:
+async def test_what_is_published_is_gone_and_the_next_of_its_lane_is_released(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, A, B, A), 1)))
     await scene.park(snapshot, because(Cause.HEADERS, 1, 2), because(WAITING, 3, 4, 5))
     scene.table.ask("retry", [1])
@@ -147,7 +147,7 @@ async def test_what_is_published_is_gone_and_the_next_of_its_lane_is_released(sc
     assert await scene.waiting() == ({B: 2}, set())
 
 
-async def test_so_many_are_released_at_a_time(scene: Scene) -> None:
+async def test_so_many_are_released_at_a_time(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, C, A), 1)))
     await scene.park(snapshot, because(WAITING, 1, 2, 3, 4))
     assert await scene.table.one.release(scene.view, max_records=2)
@@ -157,7 +157,7 @@ async def test_so_many_are_released_at_a_time(scene: Scene) -> None:
     assert not await scene.table.one.release(scene.view, max_records=2)
 
 
-async def test_nothing_is_released_of_a_topic_for_which_another_record_stands(scene: Scene) -> None:
+async def test_nothing_is_released_of_a_topic_for_which_another_record_stands(scene: LeadingView) -> None:
     other = "u", "a"
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, other), 1)))
     await scene.park(snapshot, because(Cause.TOPIC_NAME, 1), because(WAITING, 2, 3))
@@ -166,7 +166,7 @@ async def test_nothing_is_released_of_a_topic_for_which_another_record_stands(sc
 
 
 @pytest.mark.parametrize("end", ["published", "discarded"])
-async def test_a_topic_that_is_parked_goes_on_with_all_its_lanes(scene: Scene, end: str) -> None:
+async def test_a_topic_that_is_parked_goes_on_with_all_its_lanes(scene: LeadingView, end: str) -> None:
     other = "u", "a"
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, other, A), 1)))
     await scene.park(snapshot, because(Cause.UNKNOWN_TOPIC, 1), because(WAITING, 2, 4), because(Cause.HEADERS, 3))
@@ -183,7 +183,7 @@ async def test_a_topic_that_is_parked_goes_on_with_all_its_lanes(scene: Scene, e
     assert await scene.due() == ["v2", "v4"]
 
 
-async def test_a_topic_goes_on_without_what_waits_until_somebody_asks(scene: Scene) -> None:
+async def test_a_topic_goes_on_without_what_waits_until_somebody_asks(scene: LeadingView) -> None:
     """However much waits behind that: it takes no place of what can be published."""
     lanes = A, B, A, A, A, B, C
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate(lanes, 1)))
@@ -195,7 +195,7 @@ async def test_a_topic_goes_on_without_what_waits_until_somebody_asks(scene: Sce
     assert await scene.due() == ["v1", "v2", "v3", "v4", "v5", "v6", "v7"]
 
 
-async def test_a_refusal_is_noted_and_answers_what_was_asked(scene: Scene) -> None:
+async def test_a_refusal_is_noted_and_answers_what_was_asked(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, B, B), 1)))
     await scene.park(snapshot, because(Cause.PARTITION, 1, 3), because(WAITING, 2, 4))
     scene.table.elapse()
@@ -209,7 +209,7 @@ async def test_a_refusal_is_noted_and_answers_what_was_asked(scene: Scene) -> No
     assert await scene.waiting() == ({A: 2, B: 2}, set())
 
 
-async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: Scene) -> None:
+async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, A), 1)))
     await scene.park(snapshot, because(Cause.PARTITION, 1), because(Cause.HEADERS, 2), because(WAITING, 3))
     scene.table.elapse()
@@ -223,7 +223,7 @@ async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: Sce
 NEVER = Refusal(Cause.REFUSED, "never")
 
 
-async def test_others_that_were_tried_wait_and_lose_a_cause_that_can_pass(scene: Scene) -> None:
+async def test_others_that_were_tried_wait_and_lose_a_cause_that_can_pass(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, B, C), 1)))
     await scene.park(snapshot, because(Cause.UNKNOWN_TOPIC, 1), because(Cause.PARTITION, 2), because(Cause.HEADERS, 3))
     scene.table.elapse()
@@ -235,7 +235,7 @@ async def test_others_that_were_tried_wait_and_lose_a_cause_that_can_pass(scene:
     assert await scene.due() == ["v2"]
 
 
-async def test_what_is_to_be_discarded_leaves_its_lane_and_the_next_is_released(scene: Scene) -> None:
+async def test_what_is_to_be_discarded_leaves_its_lane_and_the_next_is_released(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, A, B, B), 1)))
     await scene.park(snapshot, because(Cause.HEADERS, 1, 4), because(WAITING, 2, 3, 5))
     assert await scene.table.one.discard_requested(scene.view) == []
@@ -255,7 +255,7 @@ def transactions(rows: Iterable[OutboxRow]) -> set[int]:
     return {number for row in rows if (number := row[TRANSACTION_ID]) is not None}
 
 
-async def test_a_fenced_view_changes_nothing_that_is_parked(scene: Scene) -> None:
+async def test_a_fenced_view_changes_nothing_that_is_parked(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, B), 1)))
     await scene.park(snapshot, because(Cause.PARTITION, 1), because(WAITING, 2))
     scene.table.ask("discard", [2])
@@ -279,7 +279,7 @@ async def test_a_fenced_view_changes_nothing_that_is_parked(scene: Scene) -> Non
     assert await scene.table.other.discard_requested(new) == [A]
 
 
-async def test_a_transaction_that_waits_for_somebody_to_ask_may_not_be_tried(scene: Scene) -> None:
+async def test_a_transaction_that_waits_for_somebody_to_ask_may_not_be_tried(scene: LeadingView) -> None:
     snapshot = await scene.lead(record(1, A), record(2, B))
     scene.table.commit([record(3, C)])
     later = (await scene.table.one.read(PageSnapshot(), **ALL, transaction_ids=False)).snapshot
@@ -292,7 +292,7 @@ async def test_a_transaction_that_waits_for_somebody_to_ask_may_not_be_tried(sce
     assert (await scene.table.one.parked_lengths([own, other])).keys() == {own, other}
 
 
-async def test_a_refusal_answers_all_that_is_behind_it_however_much_was_tried(scene: Scene) -> None:
+async def test_a_refusal_answers_all_that_is_behind_it_however_much_was_tried(scene: LeadingView) -> None:
     snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, B, A), 1)))
     await scene.park(snapshot, because(Cause.HEADERS, 1), because(WAITING, 2, 3, 4))
     scene.table.ask("retry", [2, 3, 4])
@@ -301,7 +301,7 @@ async def test_a_refusal_answers_all_that_is_behind_it_however_much_was_tried(sc
     assert await scene.due() == ["v3"]
 
 
-async def test_what_is_parked_in_part_is_not_taken_for_whole(scene: Scene) -> None:
+async def test_what_is_parked_in_part_is_not_taken_for_whole(scene: LeadingView) -> None:
     snapshot = await scene.lead(record(1, A), record(2, B), record(3, C))
     assert await scene.table.one.parked_in_part() == set()
     await scene.park(snapshot, because(Cause.SPREAD, 1), because(WAITING, 2))

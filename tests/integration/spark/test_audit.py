@@ -16,14 +16,13 @@ import yaml
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
-from support.archiving import Archived, counts, make_archived
+from support.archiving import Archived, counts
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.audit import spark_job
 from airflow_outbox.audit.findings import AuditReport
 from airflow_outbox.audit.run import AuditRequest
 from airflow_outbox.demo.embedded.java import find_java, java_home
-from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
@@ -38,17 +37,12 @@ SUBMIT = [
 ]
 
 
-@pytest.fixture
-def archived(database: str, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Archived:
-    return make_archived(database, bootstrap=kafka.bootstrap, topic=f"{topic_prefix}orders", folder=tmp_path)
-
-
 def audited(spark: SparkSession, archived: Archived, **wanted: int) -> AuditReport:
     config = HarvestConfig.from_yaml(archived.file)
     return spark_job.audit_on_spark(spark, config, AuditRequest(table="archive", **wanted))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_it_agrees_with_the_command(
     spark: SparkSession, archived: Archived, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -81,6 +75,7 @@ def test_it_agrees_when_all_is_well_and_when_nothing_is_there(spark: SparkSessio
     assert audited(spark, archived).as_dict() == archived.audit()
 
 
+@pytest.mark.long
 def test_a_submitted_audit_ends_as_the_command_does_and_shows_no_password(archived: Archived, tmp_path: Path) -> None:
     archived.stash(archived.record(1), archived.record(2))
     archived.purge()

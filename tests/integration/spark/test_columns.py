@@ -24,9 +24,9 @@ from airflow_outbox.postgres.schema import init_outbox
         ("topic", "repeat('x', 250)", "column topic: 'x{40}…' is not a legal name"),
         ("topic", "CAST(NULL AS string)", "column topic: null"),
         ("key", "CAST(NULL AS string)", "column key: null"),
-        ("key", "repeat('ü', 101)", "column key: 101 characters, the outbox's column takes 100"),
-        ("value", "repeat('v', 10001)", "column value: 10001 characters, the outbox's column takes 10000"),
-        ("value", "'a\\u0000b'", "column value: has a zero character"),
+        ("key", "repeat('ü', 101)", "column key: 101 characters; the outbox's column takes at most 100"),
+        ("value", "repeat('v', 10001)", "column value: 10001 characters; the outbox's column takes at most 10000"),
+        ("value", "'a\\u0000b'", "column value: has a NUL character"),
         ("value", "X'61FF'", "column value: not UTF-8"),
         ("headers", f"array({HEADER}, named_struct('key', '', 'value', 'x'))", "column headers: a header has no name"),
         (
@@ -35,8 +35,8 @@ from airflow_outbox.postgres.schema import init_outbox
             "column headers: a header has no value",
         ),
         ("headers", f"array({HEADER}, NULL)", "column headers: a header has no name"),
-        ("partition", "-1", "column partition: -1; a partition is 0 or more"),
-        ("note", "'a\\u0000b'", "column note: has a zero character"),
+        ("partition", "-1", "column partition: -1, but a partition is 0 or more"),
+        ("note", "'a\\u0000b'", "column note: has a NUL character"),
     ],
 )
 def test_an_unfit_record_is_named(shop: Shop, orders: DataFrame, column: str, bad: str, message: str) -> None:
@@ -58,7 +58,7 @@ def test_an_unfit_record_is_named(shop: Shop, orders: DataFrame, column: str, ba
         (lambda frame: frame.drop("number"), "option orderBy: there is no column number"),
         (lambda frame: frame.withColumn("key", F.col("number")), "column key is bigint. Cast it to string or binary"),
         (lambda frame: frame.withColumn("headers", F.lit("x")), "column headers is string. Cast it to array"),
-        (lambda frame: frame.withColumn("header_keys", F.lit(1)), "column header_keys: the view `staged` has one"),
+        (lambda frame: frame.withColumn("header_keys", F.lit(1)), "column header_keys: the view `staged` has its own"),
         (lambda frame: frame.withColumn("nested", F.struct("number")), "column nested is struct<number:bigint>"),
         (lambda frame: frame.withColumn("nested", F.array(F.array("number"))), "column nested is array<array<bigint>>"),
     ],

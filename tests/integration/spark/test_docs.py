@@ -72,6 +72,7 @@ def airflow(shop: psycopg.Connection[Any], tmp_path: Path) -> Callable[..., str]
     return run
 
 
+@pytest.mark.long
 def test_the_jobs_of_the_page_under_airflow(
     airflow: Callable[..., str], shop: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_older_than_the_commits_is_an_error(
         forget(tmp_path / "checkpoint", 2, "commits")
         source = source.where("number <> 999")
         [(_, _, count)] = commits(shop)[2:]
-        message = f": batch 2 was committed with {count} records and comes with {count - 1} now; nothing was committed"
+        message = f": batch 2 was committed with {count} records, but has {count - 1} now; nothing was committed"
     with pytest.raises(StreamingQueryException, match=message):
         run(shop, source, tmp_path / "checkpoint")
     assert (shop.counts()[0], len(commits(shop))) == (RECORDS, FILES)
@@ -140,7 +140,7 @@ def test_an_unfit_record_ends_the_query(shop: Shop, source: DataFrame, tmp_path:
     ("mode", "options", "message"),
     [
         ("append", {"txnAppId": "mine"}, "option txnAppId: a streaming query commits under its own id"),
-        ("complete", {}, "an outbox is only added to"),
+        ("complete", {}, "an outbox only takes appends"),
     ],
 )
 def test_what_a_stream_can_not_do(

@@ -216,6 +216,7 @@ def test_a_submitted_job_commits_once_and_shows_no_password(
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (2,)
 
 
+@pytest.mark.long
 def test_a_job_that_fails_or_does_not_write_leaves_no_file(
     connection: psycopg.Connection[Any], job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_a_job_that_fails_or_does_not_write_leaves_no_file(
     assert [path for path in folder.iterdir() if path.name.startswith("airflow-outbox-")] == []
 
 
+@pytest.mark.long
 def test_a_job_that_writes_a_stream_gets_a_ticket_of_a_later_moment(
     connection: psycopg.Connection[Any], job_file: Path, tmp_path: Path
 ) -> None:
@@ -252,6 +254,7 @@ def test_a_job_that_writes_a_stream_gets_a_ticket_of_a_later_moment(
     assert rows[-1][1] < tickets[0].transaction_id < tickets[1].transaction_id
 
 
+@pytest.mark.long
 def test_on_a_cluster_the_package_comes_along_and_no_password_shows(
     connection: psycopg.Connection[Any],
     job_file: Path,
@@ -277,6 +280,7 @@ def test_on_a_cluster_the_package_comes_along_and_no_password_shows(
         assert PASSWORD not in text
 
 
+@pytest.mark.long
 def test_the_demos_stream_writes_each_flight_once(
     connection: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

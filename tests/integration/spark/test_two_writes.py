@@ -15,7 +15,7 @@ from airflow_outbox.spark import register, registration
 from airflow_outbox.spark.batch import batch_writer
 from airflow_outbox.spark.options import read_options
 
-SECOND = r"the job writes a second time, and its id, airflow/job/run, commits once.*such as airflow/job/run/2"
+SECOND = r"the job writes a second time, but its id, airflow/job/run, commits only once.*such as airflow/job/run/2"
 
 
 @pytest.fixture
@@ -76,4 +76,4 @@ def test_a_write_that_commits_nothing_says_so(
         again = batch_writer(few.schema, options)
     assert again.is_done == (moment == "planned")
     again.commit([])
-    assert caplog.messages == ["orders, version 3, is committed already: nothing more is"]
+    assert caplog.messages == ["orders, version 3, was committed before; nothing is written again"]

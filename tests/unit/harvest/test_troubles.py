@@ -53,7 +53,7 @@ def test_a_complaint_that_stops_nothing_is_no_trouble(scene: Scene) -> None:
     assert scene.troubles.worst is None
 
 
-def test_a_quota_is_over_when_nothing_is_heard_of_it(scene: Scene) -> None:
+def test_a_quota_is_over_when_no_event_tells_it(scene: Scene) -> None:
     scene.troubles("throttled", seconds=1.0, client_id="shop")
     kind, text = scene.troubles.worst or (None, "")
     assert (kind, "client id shop" in text) == (TroubleKind.QUOTA, True)

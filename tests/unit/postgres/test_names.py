@@ -9,18 +9,18 @@ from airflow_outbox.postgres.names import OutboxName
 
 
 @pytest.mark.parametrize(
-    ("text", "schema", "table", "leader"),
+    ("text", "schema", "table", "shard"),
     [
-        ("outbox", None, "outbox", '"outbox_leader"'),
-        ("App.Outbox", "app", "outbox", '"app"."outbox_leader"'),
-        ('"App"."Out.box"', "App", "Out.box", '"App"."Out.box_leader"'),
-        ('"a""b"', None, 'a"b', '"a""b_leader"'),
-        ("größe", None, "größe", '"größe_leader"'),
+        ("outbox", None, "outbox", '"outbox_shard"'),
+        ("App.Outbox", "app", "outbox", '"app"."outbox_shard"'),
+        ('"App"."Out.box"', "App", "Out.box", '"App"."Out.box_shard"'),
+        ('"a""b"', None, 'a"b', '"a""b_shard"'),
+        ("größe", None, "größe", '"größe_shard"'),
     ],
 )
-def test_names(text: str, schema: str | None, table: str, leader: str) -> None:
+def test_names(text: str, schema: str | None, table: str, shard: str) -> None:
     name = OutboxName.parse(text)
-    assert (name.schema, name.table, name.text("leader")) == (schema, table, leader)
+    assert (name.schema, name.table, name.text("shard")) == (schema, table, shard)
     assert OutboxName.parse(str(name)) == name
 
 

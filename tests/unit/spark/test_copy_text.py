@@ -23,7 +23,7 @@ LAYOUT = Layout(
     )
 )
 _ESCAPES = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
-ZERO = "has a zero character, which Postgres' text can't hold"
+ZERO = "has a NUL character, which Postgres' text can't hold"
 keys = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=100)
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5)
 headers = st.none() | st.lists(st.fixed_dictionaries({"key": names, "value": st.binary(max_size=5)}), max_size=3)
@@ -113,8 +113,8 @@ def test_pieces_are_whole_lines(lengths: list[int]) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ((None, b"", None), ("key", "null; the outbox needs one")),
-        (("k" * 101, b"", None), ("key", "101 characters, the outbox's column takes 100")),
+        ((None, b"", None), ("key", "null, but the outbox needs a value")),
+        (("k" * 101, b"", None), ("key", "101 characters; the outbox's column takes at most 100")),
         (("k", b"", [{"key": None, "value": b""}]), ("headers", "a header has no name")),
         (("k", b"", [{"key": "", "value": b""}]), ("headers", "a header has no name")),
         (("k", b"", [{"key": "a", "value": b""}, {"key": "b", "value": None}]), ("headers", "a header has no value")),

@@ -22,7 +22,7 @@ def test_a_pipe_gives_it_once() -> None:
         assert stat.S_ISFIFO(mode)
         assert (stat.S_IMODE(mode), stat.S_IMODE(folder_mode)) == (0o600, 0o700)
         assert taken(path) == SECRET
-        with pytest.raises(ConfigurationError, match="has been read already"):
+        with pytest.raises(ConfigurationError, match="was read before"):
             taken(path)
     assert not Path(path).parent.exists()
 
@@ -58,5 +58,5 @@ def test_a_task_that_is_killed_leaves_nothing_to_read(tmp_path: Path) -> None:
         task.send_signal(signal.SIGKILL)
         task.wait()
     assert Path(path).is_fifo()
-    with pytest.raises(ConfigurationError, match=r"is empty\. Has the task that submitted the job ended"):
+    with pytest.raises(ConfigurationError, match=r"is empty\. If the task that submitted the job has ended"):
         taken(path)

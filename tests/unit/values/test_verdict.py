@@ -42,7 +42,7 @@ def trouble(
 
 LED = Facts(now=NOW, member="a:1", heard_at=ago(0.5), took_over_at=ago(3600), published_at=ago(1))
 WAITING = replace(LED, backlog=Backlog(7, oldest_age=40.0))
-PARKED = {Cause.UNKNOWN_TOPIC: ParkedRefusals(3, ago(9), "there is no topic x")}
+PARKED = {Cause.UNKNOWN_TOPIC: ParkedRefusals(3, ago(9), "topic x does not exist")}
 
 CASES = {
     "all is well": (LED, State.HEALTHY, None, "a:1 leads, and nothing waits", ""),
@@ -120,7 +120,13 @@ CASES = {
         "",
         "",
     ),
-    "parked": (replace(LED, parked=PARKED), State.LAGGING, 9, "(3 unknown_topic): there is no topic x", "parked list"),
+    "parked": (
+        replace(LED, parked=PARKED),
+        State.LAGGING,
+        9,
+        "(3 unknown_topic): topic x does not exist",
+        "parked list",
+    ),
     "parked for a moment": (
         replace(LED, parked={Cause.UNTRIED: ParkedRefusals(1, ago(9), "untried")}),
         State.HEALTHY,
@@ -134,7 +140,7 @@ CASES = {
         replace(LED, heard_at=ago(7)),
         State.NO_LEADER,
         7,
-        "a:1 was last heard of 7.0 s ago",
+        "a:1 was last heard from 7.0 s ago",
         "Look at that process",
     ),
     "a clock set back": (replace(LED, heard_at=ago(-60)), State.NO_LEADER, -60, "clock was set back", "Start"),

@@ -58,7 +58,7 @@ def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purg
     """The batches began anew behind something foreign, so that older ones have higher numbers; the head is theirs."""
     before = Ledger("T", 60, replace(HEAD, incarnation=1, batch=7), 45, (entry(7, 1),))
     fence = replace(FENCE, witness=LedgerPosition("T", batch=0, offset=60, highest_id=100))
-    assert adopting(fence, before, [(50, "none of ours")]).unpurged == []
+    assert adopting(fence, before, [(50, "not written by us")]).unpurged == []
 
 
 SET_BACK = replace(FENCE, present=HISTORY, begun_view=VIEW, last_drawn=1, halted="it was set back")
@@ -99,7 +99,7 @@ def page(*, table_oid: int = 1, file_number: int = 1) -> Page:
 def test_a_page_of_another_table_is_not_published() -> None:
     fence = replace(FENCE, present=HISTORY)
     assert require_page(fence, page(file_number=7), file_number=None) == 7
-    with pytest.raises(HistoryError, match="dropped and made anew"):
+    with pytest.raises(HistoryError, match="dropped and recreated"):
         require_page(fence, page(table_oid=2), file_number=1)
 
 
@@ -112,7 +112,9 @@ def test_a_page_of_a_table_that_was_truncated_ends_the_term() -> None:
 def test_a_ledger_with_anothers_head_can_not_be_adopted() -> None:
     ledger = Ledger("T", 50, replace(HEAD, outbox_id=OTHER), 45, ())
     for fence in (FENCE, replace(FENCE, witness=LedgerPosition()), replace(FENCE, halted="somebody has looked")):
-        with pytest.raises(ConfigurationError, match=r"is that of outbox .*09.*Leave ledger_topic .* delete the topic"):
+        with pytest.raises(
+            ConfigurationError, match=r"belongs to outbox .*09.*Remove ledger_topic .* delete the ledger's topic"
+        ):
             adopting(fence, ledger, [])
 
 
@@ -122,7 +124,7 @@ def test_a_ledger_with_anothers_head_can_not_be_adopted() -> None:
         ({"halted": "somebody has looked"}, "somebody has looked"),
         ({"present": replace(HISTORY, system_identifier=2)}, "another database cluster"),
         ({"present": replace(HISTORY, timeline=2)}, "timeline 2"),
-        ({"present": replace(HISTORY, table_oid=2)}, "dropped and made anew"),
+        ({"present": replace(HISTORY, table_oid=2)}, "dropped and recreated"),
         ({"present": replace(HISTORY, database_oid=2)}, "a copy in the same cluster"),
         ({"last_drawn": 89}, "was set back"),
         ({"newest_transaction_id": 20}, "has not begun yet"),

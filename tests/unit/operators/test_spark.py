@@ -22,7 +22,7 @@ RUN: Any = {"ti": SimpleNamespace(dag_id="shop", task_id="orders", run_id="manua
 
 
 @pytest.fixture(autouse=True)
-def connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def spark_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     spark = {"local": "local[2]", "standalone": "spark://master:7077"}
     for name, host in spark.items():
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps({"conn_type": "spark", "host": host}))

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
-
 PASSWORD = "p'a\\ss word-7Q"
 
 Connect = Callable[..., None]
@@ -71,6 +69,6 @@ def child(script: Script, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
     """Let every trigger run this script for a harvesting process."""
 
     def use(text: str) -> None:
-        monkeypatch.setattr(OutboxHarvestTrigger, "command", script(text))
+        monkeypatch.setattr("airflow_outbox.triggers.harvest.OutboxHarvestTrigger.command", script(text))
 
     return use

@@ -49,7 +49,7 @@ def test_a_demos_folder_is_emptied_and_any_other_is_left_alone(tmp_path: Path) -
     other = tmp_path / "home"
     other.mkdir()
     (other / "letter").touch()
-    with pytest.raises(DemoError, match="has files in it that are no demo's"), emptied(other):
+    with pytest.raises(DemoError, match="has files that are not a demo's"), emptied(other):
         pass
     assert (other / "letter").exists()
 

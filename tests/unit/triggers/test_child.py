@@ -15,10 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from support.harvesting import BUSY
+from unit.conftest import Script
 
 from airflow_outbox.triggers.child import END_SECONDS, LONGEST_LINE, HarvestChild
-
-from .conftest import Script
 
 CONFIG = {"data_source": "password=secret-5K", "kafka": {}}
 

@@ -1,4 +1,4 @@
-"""The servers of a benchmark, and a place on them for each turn: a database and a topic that nobody has used."""
+"""The servers of a benchmark, and a workspace on them for each turn: a database and a topic that nobody has used."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LEADER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a turn."""
+class Workspace:
+    """What a turn has for itself: an empty database, an empty topic, and a folder."""
 
     dsn: str
     bootstrap: str
@@ -52,7 +52,7 @@ class Place:
             time.sleep(0.05)
 
 
-class Scene:
+class BenchServers:
     """Postgres with default settings except `wal_level=logical`, which Debezium needs, and Kafka; both on 127.0.0.1."""
 
     def __init__(self, folder: Path, postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> None:
@@ -78,7 +78,7 @@ class Scene:
             yield cls(folder, postgres, stack.enter_context(kafka))
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def workspace(self) -> Iterator[Workspace]:
         """An empty database and an empty topic. On exit both go, with everything else made in Kafka meanwhile."""
         name = f"turn_{next(self._numbers)}"
         known = self._topics()
@@ -86,9 +86,9 @@ class Scene:
         folder.mkdir()
         dsn = self.postgres.create_database(name)
         try:
-            place = Place(dsn, self.kafka.bootstrap, name, folder)
-            place.make_topic(name, partitions=PARTITIONS)
-            yield place
+            workspace = Workspace(dsn, self.kafka.bootstrap, name, folder)
+            workspace.make_topic(name, partitions=PARTITIONS)
+            yield workspace
         finally:
             self._drop_slots(name)
             self.postgres.drop_database(name)

@@ -36,7 +36,7 @@ def test_records_are_mappings_or_records() -> None:
     [
         ([{"topic": "t", "key": "k"}, {"topic": "t"}], "record 1: key: is missing"),
         ([{"key": "k"}], "record 0: topic: is missing"),
-        ([{"topic": "t", "key": "k", "payload": "v"}], "record 0: payload: unknown; there are topic, key, value"),
+        ([{"topic": "t", "key": "k", "payload": "v"}], "record 0: payload: unknown; the fields are topic, key, value"),
         (["t"], "record 0: record: must be a mapping"),
         ("[{'topic': 't'}]", "render_template_as_native_obj"),
         ({"topic": "t", "key": "k"}, "a list is needed, not dict"),

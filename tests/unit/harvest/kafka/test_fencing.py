@@ -56,7 +56,7 @@ def test_the_fence_row_tells_which_producers_are_given_up() -> None:
 def test_only_a_producer_that_is_given_up_may_stay_unfenced() -> None:
     require_given_up(FENCE, ["x.0"], own_views=())
     require_given_up(FENCE, ["x.0", "x.1"], own_views={UUID(int=2)})
-    with pytest.raises(KafkaError, match=r"last transaction, of x\.1"):
+    with pytest.raises(KafkaError, match=r"last transaction of an earlier leader, of x\.1"):
         require_given_up(FENCE, ["x.0", "x.1"], own_views={UUID(int=3)})
 
 

@@ -38,7 +38,7 @@ def lines(report: HarvestReport, event: dict[str, Any], now: float) -> list[str]
         (
             {"event": "parked", "topics": {"a": 1, "b": 2}, "refused": 2, "waiting": 1, "reasons": WHY},
             logging.WARNING,
-            "parked 1 of a, 2 of b: 1 c: r; 1 records wait behind parked ones",
+            "parked 1 of a, 2 of b: r (1 record, c); 1 records wait behind parked ones",
         ),
         (
             {"event": "parked", "topics": {"a": 5}, "refused": 0, "waiting": 5, "reasons": []},
@@ -48,18 +48,18 @@ def lines(report: HarvestReport, event: dict[str, Any], now: float) -> list[str]
         (
             {"event": "retried", "topics": {}, "refused": 1, "reasons": [{"cause": "c", "reason": "r", "records": 1}]},
             logging.WARNING,
-            "retried in vain: 1 c: r",
+            "retry failed: r (1 record, c)",
         ),
         (
             {"event": "retried", "topics": {"a": 2, "b": 1}, "refused": 0, "reasons": []},
             logging.INFO,
-            "retried with success: 2 of a, 1 of b",
+            "retry succeeded: 2 of a, 1 of b",
         ),
-        ({"event": "discarded", "topics": {"a": 2}}, logging.WARNING, "discarded, as was asked for: 2 of a"),
+        ({"event": "discarded", "topics": {"a": 2}}, logging.WARNING, "discarded on request: 2 of a"),
         (
             {"event": "throttled", "seconds": 1.25, "client_id": "app"},
             logging.WARNING,
-            "a quota of Kafka's holds client id app back, now for 1.2 s: raise its producer_byte_rate",
+            "a Kafka quota throttles client id app, now for 1.2 s. Raise its producer_byte_rate",
         ),
         ({"event": "ended", "reason": "drained", "published": 4}, logging.INFO, "the harvest has ended: drained"),
         ({"event": "output", "line": "Traceback"}, logging.WARNING, "the harvesting process printed: Traceback"),
@@ -111,6 +111,7 @@ def test_the_count_goes_on_over_several_processes() -> None:
     list(report.take({"event": "ended", "reason": "drained", "published": 3}, 2.0))
     assert report.published == 8
     assert report.news_due(3.0) == {"topics": {"a": 6, "b": 1}}
+    assert report.topics == {"a": 6, "b": 1}
 
 
 def test_publications_are_given_out_once_a_second_at_most_and_none_is_left_out() -> None:
