@@ -119,7 +119,7 @@ def test_a_base_backup_is_restored(stage: Stage, later: str) -> None:
     if later != "at once":
         stage.use_up_transaction_ids()
     stage.outbox.stash(AFTER, start=BEFORE + 100)
-    stage.refuses(stage.harvester(), "it was restored to an earlier time")
+    stage.refuses(stage.harvester(), "restored to an earlier time")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()
