@@ -66,8 +66,9 @@ ROWS = {
 }
 
 UNAWARE = """
-from airflow_outbox.harvest import __main__, topic_book
-topic_book.is_kafkas_own = lambda topic: False
+from airflow_outbox.harvest import __main__
+from airflow_outbox.harvest.kafka import topic_cache
+topic_cache.is_kafkas_own = lambda topic: False
 __main__.main()
 """
 """A harvester that takes every topic of a legal name for one that records may go to."""
