@@ -63,7 +63,8 @@ def test_the_list_is_enough_and_each_entry_is_needed(
         with secure.without(outbox.user, create):
             assert needed(create) in run(outbox, tmp_path, "init", status=1)
     assert f"made topic {made[-1].name}\n" in run(outbox, tmp_path, "init")
-    assert {create.name for create in made} <= secure.administrator.list_topics(timeout=10).topics.keys()
+    topics = {create.name for create in made}
+    wait_until(lambda: topics <= secure.administrator.list_topics(timeout=10).topics.keys())  # brokers hear of it later
     said = run(outbox, tmp_path, "check")
     assert "missing" not in said
     assert "not known" not in said
