@@ -57,7 +57,7 @@ EXCHANGES: dict[str, tuple[Callable[[Stage], None], str]] = {
         lambda stage: stage.execute("SELECT setval('outbox_id_seq', 1)"),
         "it was set back",
     ),
-    "table made anew": (Stage.make_table_anew, "the outbox's table was dropped and recreated"),
+    "table recreated": (Stage.recreate_table, "the outbox's table was dropped and recreated"),
 }
 
 
@@ -75,7 +75,7 @@ def test_an_exchange_while_nobody_harvests(stage: Stage, exchange: str) -> None:
 
 
 @pytest.mark.long(exchange="sequence set back")
-@pytest.mark.long(exchange="table made anew")
+@pytest.mark.long(exchange="table recreated")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_an_exchange_while_a_leader_harvests(stage: Stage, exchange: str) -> None:
     act, says = EXCHANGES[exchange]
