@@ -55,7 +55,7 @@ def stash(connection: Connectable, records: OutboxRecord | Iterable[OutboxRecord
     query = composed(f"stash.{statement}", name, **column_types(columns)).as_string(None)
     tickets = execute(query, {"records": json.dumps(rows, separators=(",", ":"))})
     if not tickets:
-        raise OutboxMissingError(f"{name.text('leader')} is empty. Roll back and run `airflow-outbox init`")
+        raise OutboxMissingError(f"{name.text('state')} is empty. Roll back and run `airflow-outbox init`")
     outbox_id, incarnation, transaction_id = tickets[0]
     return Ticket(UUID(outbox_id), incarnation, int(transaction_id))
 

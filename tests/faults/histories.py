@@ -106,7 +106,7 @@ class Stage:
         with psycopg.connect(self.outbox.database, autocommit=True) as connection:
             connection.execute(f"CALL use_up({count})")  # type: ignore[call-overload]
 
-    def make_table_anew(self) -> None:
+    def recreate_table(self) -> None:
         """Drop the outbox's table, and make another in its place."""
         with psycopg.connect(self.outbox.database) as connection:
             init_outbox(connection, OutboxName.parse("another"))

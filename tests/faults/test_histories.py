@@ -57,7 +57,7 @@ EXCHANGES: dict[str, tuple[Callable[[Stage], None], str]] = {
         lambda stage: stage.execute("SELECT setval('outbox_id_seq', 1)"),
         "it was set back",
     ),
-    "table made anew": (Stage.make_table_anew, "the outbox's table was dropped and recreated"),
+    "table recreated": (Stage.recreate_table, "the outbox's table was dropped and recreated"),
 }
 
 
@@ -75,7 +75,7 @@ def test_an_exchange_while_nobody_harvests(stage: Stage, exchange: str) -> None:
 
 
 @pytest.mark.long(exchange="sequence set back")
-@pytest.mark.long(exchange="table made anew")
+@pytest.mark.long(exchange="table recreated")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_an_exchange_while_a_leader_harvests(stage: Stage, exchange: str) -> None:
     act, says = EXCHANGES[exchange]
@@ -119,7 +119,7 @@ def test_a_base_backup_is_restored(stage: Stage, later: str) -> None:
     if later != "at once":
         stage.use_up_transaction_ids()
     stage.outbox.stash(AFTER, start=BEFORE + 100)
-    stage.refuses(stage.harvester(), "it was restored to an earlier time")
+    stage.refuses(stage.harvester(), "restored to an earlier time")
     assert stage.outbox.left() == AFTER
     stage.adopt()
     stage.is_drained()

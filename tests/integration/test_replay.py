@@ -136,10 +136,10 @@ def test_an_id_stands_for_the_choices_it_was_begun_with(filled_archive: psycopg.
 @pytest.mark.parametrize(
     ("choices", "says"),
     [
-        ({}, "which records"),
-        ({"everything": True, "key": "k"}, "which records"),
-        ({"everything": True, "replay_id": "a b"}, "no id"),
-        ({"everything": True, "replay_id": "a/b"}, "no id"),
+        ({}, "select the records"),
+        ({"everything": True, "key": "k"}, "select the records"),
+        ({"everything": True, "replay_id": "a b"}, "not an id"),
+        ({"everything": True, "replay_id": "a/b"}, "not an id"),
         ({"everything": True, "to_topic": "no topic"}, "not a legal name"),
         ({"everything": True, "header": ""}, "needs a name"),
     ],

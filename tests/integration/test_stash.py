@@ -166,6 +166,17 @@ def test_goharvests_table_takes_records_too(database: str) -> None:
             stash(connection, OutboxRecord("t", "k", "v", partition=1), outbox="old")
 
 
+def test_an_outbox_without_its_own_row_is_named(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        init_outbox(connection, OutboxName.parse("outbox"))
+        connection.execute("DELETE FROM outbox_state")
+        with pytest.raises(
+            OutboxMissingError, match=r'"outbox_state" is empty. Roll back and run `airflow-outbox init`'
+        ):
+            stash(connection, OutboxRecord("t", "k", "v"))
+        connection.rollback()
+
+
 def test_a_missing_outbox_is_named_and_the_transaction_goes_on(database: str) -> None:
     with psycopg.connect(database) as connection:
         with pytest.raises(OutboxMissingError, match=r'no table "nowhere" on the search path'):

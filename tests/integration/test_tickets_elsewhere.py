@@ -218,7 +218,7 @@ async def test_a_ticket_of_the_second_of_an_adoption_is_not_refused(database: st
 
 async def test_a_ticket_of_an_adoption_that_is_not_here_is_refused(database: str, leader: Leader) -> None:
     ticket = leader.stash()
-    with pytest.raises(TicketRefusedError, match="of incarnation 3, the outbox is in 1"):
+    with pytest.raises(TicketRefusedError, match="from incarnation 3, but the outbox is in 1"):
         await first_of(Listener(database), Ticket(ticket.outbox_id, 3, ticket.transaction_id))
 
 
@@ -281,7 +281,7 @@ def test_a_jobs_ticket_is_of_the_incarnation_it_was_committed_in(leader: Leader)
     leader.beat()
     found = earlier_ticket(connection, NAME, app_id="job", version=1)
     assert found == ticket
-    with pytest.raises(TicketRefusedError, match="of incarnation 1, the outbox is in 2"):
+    with pytest.raises(TicketRefusedError, match="from incarnation 1, but the outbox is in 2"):
         published(connection, found)
     later = committed(connection, 2)
     assert later.incarnation == 2

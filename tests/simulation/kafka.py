@@ -292,7 +292,7 @@ class Broker:
         return offset
 
     def lose_ledger(self) -> None:
-        """The ledger's topic is deleted and made anew."""
+        """The ledger's topic is deleted and recreated."""
         self.partitions[LEDGER] = Partition()
         self.losses += 1
         self.ledger_id = f"ledger {self.losses + 1}"

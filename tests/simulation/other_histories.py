@@ -42,7 +42,7 @@ class OtherHistory(History):
 
     @property
     def _changes_that_are_adopted(self) -> Sequence[Callable[[], None]]:
-        return self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose, self._shorten
+        return self._truncate, self._recreate, self._set_back, self._restore, self._restore, self._lose, self._shorten
 
     def judge(self, *, drained: bool) -> list[str]:
         found = [*complaints(self.world.database, self.world.broker, drained=False), *self.bugs()]
@@ -63,8 +63,8 @@ class OtherHistory(History):
     def _truncate(self) -> None:
         self.world.database.truncate_and_restart()
 
-    def _make_anew(self) -> None:
-        self.world.database.make_anew()
+    def _recreate(self) -> None:
+        self.world.database.recreate()
 
     def _set_back(self) -> None:
         database = self.world.database
@@ -185,7 +185,7 @@ class AdoptedExchanges(Adopted):
 
     @property
     def _changes(self) -> Sequence[Callable[[], None]]:
-        return self._truncate, self._make_anew, self._set_back
+        return self._truncate, self._recreate, self._set_back
 
 
 class AdoptedMidway(Adopted):
@@ -194,7 +194,7 @@ class AdoptedMidway(Adopted):
     async def _disturb(self) -> None:
         random = self.world.random
         disturbing = asyncio.create_task(History._disturb(self))
-        changes = (self._truncate, self._make_anew, self._set_back, self._restore, self._restore, self._lose)
+        changes = (self._truncate, self._recreate, self._set_back, self._restore, self._restore, self._lose)
         for _ in range(random.randrange(1, 4)):
             await asyncio.sleep(1 + 5 * random.random())
             if random.random() < 0.4:

@@ -342,7 +342,7 @@ class Database:
         self.past.append(self.log[: self.flushed])
         self.statement("exchange", self.state.table_oid)
 
-    def make_anew(self) -> None:
+    def recreate(self) -> None:
         """DROP TABLE and CREATE TABLE."""
         self.past.append(self.log[: self.flushed])
         self.statement("exchange", self.state.table_oid + 1)

@@ -73,7 +73,7 @@ def _promote(world: World) -> None:
 
 CHANGES: dict[str, tuple[Callable[[World], None], str]] = {
     "TRUNCATE RESTART IDENTITY": (lambda world: world.database.truncate_and_restart(), "set back"),
-    "a table made anew": (lambda world: world.database.make_anew(), "recreated"),
+    "a table recreated": (lambda world: world.database.recreate(), "recreated"),
     "setval": (lambda world: world.database.set_back(3), "set back"),
     "a backup restored": (_restore, "restored to an earlier time"),
     "a replica promoted": (_promote, "timeline 2"),

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg.pq import ExecStatus
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.harvest.config import HarvestConfig
@@ -92,7 +93,9 @@ class Outbox:
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.database, autocommit=True) as connection:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
-            return cursor.fetchall() if cursor.description else []
+            # A statement's rows may have no columns; only its status tells them from none.
+            has_rows = cursor.pgresult is not None and cursor.pgresult.status == ExecStatus.TUPLES_OK
+            return cursor.fetchall() if has_rows else []
 
     def published(self) -> list[tuple[str, int]]:
         """Key and number of every record in the topic, each key's in the order in which a consumer sees them."""

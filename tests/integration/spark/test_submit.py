@@ -210,7 +210,7 @@ def test_a_submitted_job_commits_once_and_shows_no_password(
 
     again, _ = submit(job_file)
     assert again == ticket
-    assert "airflow/shop/manual__1/orders/-1, version 0, is committed already" in "".join(capfd.readouterr())
+    assert "airflow/shop/manual__1/orders/-1, version 0, was committed before" in "".join(capfd.readouterr())
     repeated, _ = submit(job_file, version="1")
     assert repeated != ticket
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (2,)
