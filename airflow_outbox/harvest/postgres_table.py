@@ -61,14 +61,10 @@ def of_parked(
 ) -> Callable[Concatenate[PostgresTable, Arguments], Coroutine[Any, Any, Result]]:
     """Forward a method of the parked table over the connection that purges."""
 
-    async def call(port: PostgresTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        def called(table: OutboxTable) -> Result:
-            return method(ParkedTable(table), *args, **kwargs)
+    def called(table: OutboxTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return method(ParkedTable(table), *args, **kwargs)
 
-        async with within(port.statement_timeout):
-            return await port.purging.call(called)
-
-    return call
+    return over_purging(called)
 
 
 def over_looking(

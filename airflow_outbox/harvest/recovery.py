@@ -9,7 +9,7 @@ It goes in this order, and each step relies on the ones before it:
 4. the ledger is read up to its end, so it is complete for all views before this one;
 5. fence row and ledger are compared (`protocol.recovery`): unless they belong to one history, nothing happens;
 6. committed batches that are not known to be purged are purged. All records in the table are now unpublished;
-7. the transactional ids that this term will use are recorded in the fence row.
+7. the transactional ids that this term will use are recorded in the ledger's row, beside the fence row.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
-import psycopg
 from psycopg import sql
 
 from airflow_outbox.errors import FencedError
@@ -56,8 +55,8 @@ class ParkedTable:
 
     def lanes(self) -> tuple[dict[Lane, int], set[str]]:
         """Return how many records wait in each parked lane, and the topics that are parked whole."""
-        lanes = {(topic, key): count for topic, key, count in self._execute("lanes").fetchall()}
-        return lanes, {topic for (topic,) in self._execute("topics").fetchall()}
+        lanes = {(topic, key): count for topic, key, count in self._rows("lanes")}
+        return lanes, {topic for (topic,) in self._rows("topics")}
 
     def park(self, view: UUID, records: Mapping[int, Refusal | None], snapshot: Snapshot | None) -> None:
         """Move records of the outbox here, by id: those whose transactions the snapshot sees, or (without one) those
@@ -69,7 +68,7 @@ class ParkedTable:
         for first in range(0, len(ids), _PARKED_AT_ONCE):
             slice_ = {identity: records[identity] for identity in ids[first : first + _PARKED_AT_ONCE]}
             values = {"view": view, "snapshot": seen, **self._columns_of(slice_)}
-            self._require_fence(self._execute("park", values, mine=mine))
+            self._require_fence(self._rows("park", values, mine=mine))
 
     def due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> list[OutboxRow]:
         """Return the records to publish now, in order, each with its number in place of an id."""
@@ -82,7 +81,7 @@ class ParkedTable:
 
     def in_part(self) -> set[int]:
         """Return the transactions with a part here and the rest in the outbox."""
-        return {transaction_id for (transaction_id,) in self._execute("in_part").fetchall()}
+        return {transaction_id for (transaction_id,) in self._rows("in_part")}
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
         """Return how many records of each transaction wait, or are still in the outbox, and the last parked one's
@@ -92,12 +91,12 @@ class ParkedTable:
         one.
         """
         ids = [str(number) for number in transaction_ids]
-        rows = self._execute("lengths", {"transaction_ids": ids, "passing": _PASSING_CAUSES}).fetchall()
+        rows = self._rows("lengths", {"transaction_ids": ids, "passing": _PASSING_CAUSES})
         return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
         """Delete published records, by number, or archive them."""
-        self._require_fence(self._execute("unpark", {"view": view, "numbers": list(numbers), "batch": None}))
+        self._require_fence(self._rows("unpark", {"view": view, "numbers": list(numbers), "batch": None}))
 
     def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
         """Note records that were refused again, by number. Their retries are delayed longer and longer. `others` were
@@ -105,28 +104,27 @@ class ParkedTable:
         """
         passing = [*_TOPIC_CAUSES, *_PASSING_CAUSES]
         values = {"view": view, "others": list(others), "passing": passing, "longest_delay": _LONGEST_DELAY}
-        self._require_fence(self._execute("note_refusals", {**values, **self._columns_of(refusals)}))
+        self._require_fence(self._rows("note_refusals", {**values, **self._columns_of(refusals)}))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
         """Discard what operators asked to discard. Return the lanes, once for each record."""
-        return [(topic, key) for topic, key in self._execute("discard_requested", {"view": view}).fetchall()]
+        return [(topic, key) for topic, key in self._rows("discard_requested", {"view": view})]
 
     def release(self, view: UUID, *, max_records: int) -> bool:
         """Make due the records that were not refused and wait for nothing any more. Return whether more may follow."""
-        row = self._require_fence(self._execute("release", {"view": view, "max_records": max_records}))
+        row = self._require_fence(self._rows("release", {"view": view, "max_records": max_records}))
         return int(row[1]) >= max_records
 
-    def _execute(
+    def _rows(
         self, statement: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable
-    ) -> psycopg.Cursor[Any]:
+    ) -> list[tuple[Any, ...]]:
         given = {"shard": SHARD, "causes": _TOPIC_CAUSES, **(values or {})}
-        return self._statements.execute(f"parked.{statement}", given, **parts)
+        return self._statements.rows(f"parked.{statement}", given, **parts)
 
-    def _require_fence(self, answer: psycopg.Cursor[Any]) -> tuple[Any, ...]:
-        row = answer.fetchone()
-        if row is None or not row[0]:
+    def _require_fence(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        if not rows or not rows[0][0]:
             raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
-        return cast("tuple[Any, ...]", row)
+        return rows[0]
 
     def _columns_of(self, records: Mapping[int, Refusal] | Mapping[int, Refusal | None]) -> dict[str, list[Any]]:
         refusals = records.values()

@@ -74,7 +74,7 @@ class Statements:
     def row(self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable) -> Any:
         """Run a statement; return its first row, None without one. Raises PostgresError."""
         with translated(self.outbox):
-            return self.execute(name, values, **parts).fetchone()
+            return self.connection.execute(self.composed(name, **parts), values).fetchone()
 
     def named_row(self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable) -> Any:
         """Run a statement; return its first row as a named tuple, None without one. Raises PostgresError."""
@@ -86,4 +86,4 @@ class Statements:
     ) -> list[tuple[Any, ...]]:
         """Run a statement; return all its rows. Raises PostgresError."""
         with translated(self.outbox):
-            return self.execute(name, values, **parts).fetchall()
+            return self.connection.execute(self.composed(name, **parts), values).fetchall()
