@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class OutboxError(Exception):
     """The outbox could not do what was asked."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or self.__class__.__doc__)
+        super().__init__(message or " ".join((self.__class__.__doc__ or "").split()))
 
 
 class ConfigurationError(OutboxError):
@@ -36,6 +37,14 @@ class InvalidRecordError(OutboxError):
         self.field = field
 
 
+class InvalidCloudEventError(OutboxError):
+    """This can't be a CloudEvent. Correct the named attribute. `attribute` is its name."""
+
+    def __init__(self, attribute: str, problem: str) -> None:
+        super().__init__(f"{attribute}: {problem}")
+        self.attribute = attribute
+
+
 class OutboxMissingError(OutboxError):
     """The outbox's tables are not there. Run `airflow-outbox init`."""
 
@@ -48,7 +57,21 @@ class SchemaVersionError(OutboxError):
 
 
 class UnsupportedConnectionError(OutboxError):
-    """stash() takes a psycopg connection, or a SQLAlchemy connection or session over psycopg or psycopg2."""
+    """stash() takes a psycopg connection, a SQLAlchemy connection or session over psycopg or psycopg2, or a connection
+    of Django to Postgres.
+    """
+
+
+class AutocommitWarning(UserWarning):
+    """Records were stashed over a connection that commits each statement by itself. Open a transaction around them and
+    the business rows, or give stash() `autocommit="allow"`.
+    """
+
+
+class AutocommitError(OutboxError):
+    """The connection commits each statement by itself; nothing was written. Open a transaction around the records and
+    the business rows.
+    """
 
 
 class InvalidTicketError(OutboxError):
@@ -106,13 +129,20 @@ class DataSourceError(PostgresError):
 class KafkaError(OutboxError):
     """Kafka refused or could not be reached. Check bootstrap.servers, the credentials and the broker's log."""
 
+    cluster: str | None = None
+    """The one of several clusters that it is about; None where there is one."""
+
 
 class FencedError(OutboxError):
     """Another view has taken over the shard: the fence row names it. This term is over."""
 
 
 class TakeOverError(PostgresError):
-    """The fence row stays locked. Look in pg_stat_activity for the session that holds it, and end it."""
+    """The fence row stays locked. End the transaction that holds it; the error names its session."""
+
+
+class LayoutChangedError(TakeOverError):
+    """The outbox has another number of shards than when this member asked which it may lead."""
 
 
 class HistoryError(OutboxError):
@@ -138,14 +168,18 @@ class PublishError(KafkaError):
 class RecordsRefusedError(PublishError):
     """Kafka refuses records; the others are tried without them.
 
-    `records` are the ids of those that are known to be the reason, none when any of a batch may be it. `explained`
-    tells whether the next look at the records will show which ones.
+    `records` are the ids of those that are known to be the reason, none when any of a batch may be it; `topics` are
+    those of the refused ones, as far as they are known. `explained` tells whether the next look at the records will
+    show which ones.
     """
 
-    def __init__(self, reason: str, *, records: Sequence[int] = (), explained: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, records: Sequence[int] = (), topics: Collection[str] = (), explained: bool = False
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.records = records
+        self.topics = topics
         self.explained = explained
 
 
@@ -183,3 +217,21 @@ class StagingLostError(JobError):
 
 class UnsupportedAirflowError(OutboxError):
     """airflow-outbox needs Apache Airflow 3. Upgrade Airflow, or run `airflow-outbox harvest` beside it."""
+
+
+@contextmanager
+def naming_cluster(cluster: str, *, of: int) -> Iterator[None]:
+    """Name a cluster in errors, if there are several (`of`: how many)."""
+    try:
+        yield
+    except HistoryError as error:
+        if of == 1:
+            raise
+        raise HistoryError(f"cluster {cluster}: {error.difference}") from error
+    except KafkaError as error:
+        if of > 1 and error.cluster is None:
+            error.args = (f"cluster {cluster}: {error}",)
+            error.cluster = cluster
+            if isinstance(error, RecordsRefusedError):
+                error.reason = f"cluster {cluster}: {error.reason}"
+        raise

@@ -7,9 +7,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_outbox.version_compat import require_airflow_3
+from airflow_outbox.version_compat import require_airflow_3, takes_commands_of_providers
 
 _INTEGRATION = "Transactional outbox"
+_OPTIONS = {
+    "outboxes": {
+        "description": "More outboxes to show than those that Dags use: connection:outbox, with commas between them.",
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "postgres_default:outbox, shop:sales.outbox",
+        "default": "",
+    },
+    "tabs": {
+        "description": "Where each Dag and task has a tab with its outboxes: dag, task_instance, both or neither.",
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "dag",
+        "default": "dag, task_instance",
+    },
+    "values": {
+        "description": "The people who see values and headers of parked records: act (those who may act on the "
+        "outbox) or read (everybody who may look at it).",
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "read",
+        "default": "act",
+    },
+}
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -18,6 +42,7 @@ def get_provider_info() -> dict[str, Any]:
     It uses the connection types of the Postgres and the Kafka provider, and adds none.
     """
     require_airflow_3()
+    commands = {"cli": ["airflow_outbox.airflow_cli.definition.get_cli_commands"]}
     return {
         "package-name": "airflow-outbox",
         "name": _INTEGRATION,
@@ -25,12 +50,17 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
         "hooks": _modules("airflow_outbox.hooks.outbox"),
         "operators": _modules("airflow_outbox.operators.stash", "airflow_outbox.operators.spark"),
-        "sensors": _modules("airflow_outbox.sensors.harvest", "airflow_outbox.sensors.published"),
+        "sensors": _modules(
+            "airflow_outbox.sensors.harvest", "airflow_outbox.sensors.positions", "airflow_outbox.sensors.published"
+        ),
         "triggers": _modules(
             "airflow_outbox.triggers.harvest",
+            "airflow_outbox.triggers.positions",
             "airflow_outbox.triggers.published",
             "airflow_outbox.triggers.watermark",
         ),
+        "extra-links": ["airflow_outbox.links.outbox.OutboxLink"],
+        "config": {"outbox": {"description": "The Outbox page in Airflow's UI.", "options": _OPTIONS}},
         "asset-uris": [
             {
                 "schemes": ["outbox"],
@@ -38,6 +68,7 @@ def get_provider_info() -> dict[str, Any]:
                 "factory": "airflow_outbox.assets.create_asset",
             }
         ],
+        **(commands if takes_commands_of_providers() else {}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -22,11 +23,29 @@ def require_airflow_3() -> None:
         raise UnsupportedAirflowError(f"this is Apache Airflow {found}. {UnsupportedAirflowError.__doc__}")
 
 
+def resolves_connections_in_the_api_server() -> bool:
+    """Whether this is Airflow 3.1.1 or newer: before, nothing in the API server finds the connections' secrets."""
+    return _is_at_least(3, 1, 1)
+
+
+def takes_commands_of_providers() -> bool:
+    """Whether this is Airflow 3.2 or newer: a provider's description may name commands for `airflow …`."""
+    return _is_at_least(3, 2)
+
+
+def keeps_addresses_within_frames() -> bool:
+    """Whether this is Airflow 3.3.2 or newer: an address of a page within a plugin's frame opens that page."""
+    return _is_at_least(3, 3, 2)
+
+
 def metrics() -> Any:
-    """An object with `incr` and `gauge` with tags in the installed Airflow."""
+    """An object with `incr` and `gauge` with tags in the installed Airflow.
+
+    It is the one that a triggerer sets up. Airflow's SDK has another one, which only workers set up.
+    """
     try:
-        return import_module("airflow.sdk.observability.stats")
-    except ImportError:  # before 3.3
+        return import_module("airflow.observability.stats").Stats
+    except ImportError:  # before 3.2
         return import_module("airflow.stats").Stats
 
 
@@ -38,6 +57,11 @@ async def set_xcom(**xcom: Any) -> None:
         await XCom.aset(**xcom)
     else:  # before 3.3
         await asyncio.to_thread(XCom.set, **xcom)
+
+
+def _is_at_least(*wanted: int) -> bool:
+    numbers = re.findall(r"\d+", _airflow_version() or "0")[: len(wanted)]
+    return tuple(map(int, numbers)) >= wanted
 
 
 def _airflow_version() -> str | None:

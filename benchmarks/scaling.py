@@ -1,14 +1,16 @@
-"""Do a large backlog, a bloated table and many topics slow harvesting down, and how much memory does it take?
+"""What do a large backlog, a bloated table, many topics and shards do to the speed, and how much memory does it take?
 
 - *backlog*: a backlog of ten million rows beside one of 100,000, which comes several times, before and after;
 - *bloat*: a backlog of 100,000 rows in a table that a large backlog has gone through. No vacuum may remove its dead
   rows, since another session holds a snapshot. Beside it, the same in the same table vacuumed;
-- *topics*: rows for 1,000 topics beside rows for one.
+- *topics*: rows for 1,000 topics beside rows for one;
+- *shards*: several shards beside one. First the servers are behind a round trip of 20 ms, and a batch has at most 200
+  records, so that leaders mostly wait. Then the servers are near, and each shard has a process.
 
-Everything is published exactly once, by a new process each time, and counted by a consumer that reads committed. Lines
-of JSON: what is measured; one a turn; for each of the three a ratio, and whether it is at least 0.9. Start-up
-slows a short backlog, but not a long one: so rates are also compared from when the first batch could be read, and the
-lower ratio counts. The last line is the memory.
+Everything is published exactly once, by new processes each time, and counted by a consumer that reads committed. Lines
+of JSON: what is measured; one a turn; ratios, and whether they reach their targets. Start-up slows a short backlog, but
+not a long one: so rates are also compared from when the first batch could be read, and the lower ratio counts. The last
+line is the memory.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from airflow_outbox.harvest.config import Limits
@@ -28,6 +31,7 @@ from benchmarks.peers.turns import TurnResult, measured
 from benchmarks.peers.verdicts import MOST_MB
 from benchmarks.scaled.bloated import Backlogged, Used
 from benchmarks.scaled.many_topics import Spread, spread
+from benchmarks.scaled.sharded import Distance, Members, ShardedTurn, servers_far_away, sharded
 
 LEAST = 0.9
 LONG_ROWS = 10_000_000
@@ -35,7 +39,16 @@ SHORT_ROWS = 1_000_000
 FEW_ROWS = 100_000
 BLOATING_ROWS = 1_000_000
 TOPICS = 1000
-PARTS = ("backlog", "bloat", "topics")
+ROUND_TRIP = 0.02
+FAR_BATCH_RECORDS = 200
+FAR_TRANSACTIONAL_IDS = 2
+"""For each shard. One shard has two by default, and each of several has one."""
+FAR_TARGETS = {4: 3.5, 16: 12.0}
+"""How many times as fast as one so many shards have to be."""
+FAR_ROWS_A_SHARD = 30_000
+NEAR_SHARDS = 2
+NEAR_ROWS = 600_000
+PARTS = ("backlog", "bloat", "topics", "shards")
 PATIENCE = 60.0
 
 Line = dict[str, Any]
@@ -82,6 +95,49 @@ def topics(bench: BenchServers, *, number: int, rows: int, rounds: int) -> Itera
     yield _verdict(f"topics: {number} beside one", {"ratio": _ratio(many, one)})
 
 
+def shards(
+    bench: BenchServers, distance: Distance | None, *, targets: Mapping[int, float], rows: int, rounds: int
+) -> Iterator[Line]:
+    """Turns of one shard, and of as many as there are targets for, in one process, and the comparisons.
+
+    Each shard has so many `rows`. A turn of the most shards, which does not count, comes first: a broker needs many
+    transactions to reach its speed.
+    """
+    settings = {"batch_records": FAR_BATCH_RECORDS, "transactional_ids": FAR_TRANSACTIONAL_IDS}
+    everyone = [Members(number, **settings) for number in (1, *targets)]
+    sharded(bench, everyone[-1], rows=rows * everyone[-1].shards, number=0, distance=distance)
+    results = yield from _sharded(bench, everyone, rows, rounds, distance)
+    for members in everyone[1:]:
+        least = targets[members.shards]
+        ratio = {"ratio": _ratio(*(_median_rate(results[each]) for each in (members, everyone[0])))}
+        yield _verdict(f"shards: {members}, far from the servers, beside one", ratio, least=least)
+
+
+def processes(bench: BenchServers, *, shards: int, rows: int, rounds: int) -> Iterator[Line]:
+    """Turns of one shard, and of several with a process each, near the servers, and the comparison."""
+    one, several = everyone = [Members(1), Members(shards, processes=shards)]
+    results = yield from _sharded(bench, everyone, rows, rounds, None)
+    ratio = _ratio(_median_rate(results[several]), _median_rate(results[one]))
+    yield {"summary": "ratio", "ratio_of": f"shards: {several} beside one", "ratio": ratio}
+
+
+def _sharded(
+    bench: BenchServers, everyone: Sequence[Members], rows: int, rounds: int, distance: Distance | None
+) -> Generator[Line, None, dict[Members, list[ShardedTurn]]]:
+    results: dict[Members, list[ShardedTurn]] = {members: [] for members in everyone}
+    away = {} if distance is None else {"round_trip_ms": round(1000 * distance.round_trip, 1)}
+    for number in range(1, rounds + 1):
+        for members in everyone if number % 2 else reversed(everyone):
+            result = sharded(bench, members, rows=rows * members.shards, number=number, distance=distance)
+            results[members].append(result)
+            yield {"measured": "shards", **away, **result.as_line()}
+    return results
+
+
+def _median_rate(results: Sequence[ShardedTurn]) -> float | None:
+    return _median(result.records_per_second for result in results)
+
+
 def compared(name: str, ours: Sequence[TurnResult], beside: Sequence[TurnResult]) -> Line:
     """The ratios of the medians' rates, overall and without the first batch, and the verdict on the lower one."""
     sides = [
@@ -93,11 +149,11 @@ def compared(name: str, ours: Sequence[TurnResult], beside: Sequence[TurnResult]
     return _verdict(name, ratios)
 
 
-def _verdict(name: str, ratios: dict[str, float | None]) -> Line:
+def _verdict(name: str, ratios: dict[str, float | None], *, least: float = LEAST) -> Line:
     """`met` is null where a side has no figure."""
     found = [ratio for ratio in ratios.values() if ratio is not None]
-    met = min(found) >= LEAST if len(found) == len(ratios) else None
-    return {"summary": "target", "target": f"{name}: at least {LEAST:g}", **ratios, "met": met}
+    met = min(found) >= least if len(found) == len(ratios) else None
+    return {"summary": "target", "target": f"{name}: at least {least:g}", **ratios, "met": met}
 
 
 def _rate(result: TurnResult) -> float | None:
@@ -136,7 +192,7 @@ def main() -> None:
     bloating = min(rows, BLOATING_ROWS // 2 if given.short else BLOATING_ROWS)
     few = min(FEW_ROWS, rows)
     lines: list[Line] = []
-    with BenchServers.started() as bench:
+    with servers_far_away(ROUND_TRIP) as (bench, distance):
         tell({"surroundings": surroundings(bench.postgres.dsn()), "rows": rows, "rounds": rounds})
         say("warming up")
         measured(bench, Backlogged("warm-up"), SHAPES["keys"], rows=few, number=0, patience=PATIENCE)
@@ -144,6 +200,10 @@ def main() -> None:
             "backlog": backlog(bench, few=few, many=rows, rounds=rounds),
             "bloat": bloat(bench, before=bloating, rows=few, rounds=rounds),
             "topics": topics(bench, number=TOPICS, rows=few, rounds=rounds),
+            "shards": chain(
+                shards(bench, distance, targets=FAR_TARGETS, rows=FAR_ROWS_A_SHARD, rounds=rounds),
+                processes(bench, shards=NEAR_SHARDS, rows=NEAR_ROWS, rounds=rounds),
+            ),
         }
         for part in given.parts:
             for line in parts[part]:
@@ -163,10 +223,14 @@ def say(text: str) -> None:
 
 
 def _in_words(line: Line) -> str:
+    if "ratio_of" in line:
+        return f"{line['ratio_of']}: {line['ratio']}"
     if "summary" in line:
         found = ", ".join(str(line[name]) for name in ("ratio", "ratio_behind_first_batch", "peak_mb") if name in line)
         return f"{line['target']}: {found} ({ {True: 'met', False: 'missed', None: 'no figure'}[line['met']] })"
-    name = line.get("contender") or f"topics: {line['topics']}"
+    name = line.get("contender") or (
+        f"topics: {line['topics']}" if "topics" in line else f"{line['shards']} over {line['processes']}"
+    )
     speed = line.get("refused") or f"{line['records_per_second']:,} records/s, {line['peak_mb']} MB"
     return f"{line['measured']}, round {line['round']}: {name}: {speed}"
 

@@ -195,7 +195,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="airflow-outbox-bench-", dir="/var/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+        spark = SparkSession.builder.master("local[2]").config(map={**settings}).getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
         register(spark)
         with EmbeddedPostgres(folder / "postgres", settings=SETTINGS) as server:

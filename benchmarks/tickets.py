@@ -2,7 +2,9 @@
 
 *Latency*: transactions are stashed at a steady rate, and for each a trigger of Airflow's waits, as it does in a
 triggerer. A consumer that reads committed, in a process and with a clock reading of its own, notes when it sees each
-transaction's record. A trigger's event is timed from that moment, and from the commit in Postgres.
+transaction's record. A trigger's event is timed from that moment, and from the commit in Postgres. With `--markers` the
+same is measured, in turn, with a harvester that waits for no markers, and calls published what Kafka has only decided:
+the difference is what that wait costs.
 
 *Cost*: triggers wait for tickets while nothing is published, and then while a tenth of them is published every second.
 The server's log counts the statements of all their connections.
@@ -19,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,14 @@ while True:
     if message is not None and message.error() is None:
         print(json.dumps([message.value().decode(), time.time()]), flush=True)
 """
+HARVESTER = [sys.executable, "-m", "airflow_outbox.harvest"]
+WITHOUT_MARKERS = """
+from airflow_outbox.harvest import __main__
+from airflow_outbox.harvest.protocol.turns import Turns
+committed = Turns.committed
+Turns.committed = lambda turns, ends: committed(turns, {})  # nothing of it has to become readable
+__main__.main()
+"""
 
 
 def say(text: str) -> None:
@@ -79,17 +90,16 @@ class HarvestedOutbox:
         init_outbox(self.connection, config.name)
         identity = OutboxTable(self.connection, OutboxName.parse("outbox")).identity()
         make_internal_topics(config, KafkaNames.of(config, identity.outbox_id))
-        admin = AdminClient(kafka)
+        admin = AdminClient({**kafka})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
         server = conninfo_to_dict(self.data_source)
-        known = {"host": server["host"], "port": int(server["port"]), "schema": "bench"}
+        known = {"host": server["host"], "port": int(server["port"] or 5432), "schema": "bench"}
         known |= {"login": server["user"], "password": server["password"]}
         os.environ["AIRFLOW_HOME"] = str(folder)
         os.environ["AIRFLOW_CONN_POSTGRES_DEFAULT"] = json.dumps({"conn_type": "postgres", **known})
 
     @contextmanager
-    def harvesting(self) -> Iterator[None]:
-        command = [sys.executable, "-m", "airflow_outbox.harvest"]
+    def harvesting(self, command: Sequence[str] = HARVESTER) -> Iterator[None]:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"config": self.config, "until": "forever"}) + "\n")
@@ -117,19 +127,23 @@ async def event(ticket: Ticket, *, has_committed: bool = True) -> float:
     return time.time()
 
 
-async def latency(outbox: HarvestedOutbox, *, seconds: float, rate: float) -> dict[str, Any]:
+async def latency(
+    outbox: HarvestedOutbox, *, seconds: float, rate: float, harvester: Sequence[str] = HARVESTER
+) -> dict[str, Any]:
+    """One measurement. `harvester` is another one than the usual, to compare with."""
     command = [sys.executable, "-c", CONSUMER, outbox.bootstrap, TOPIC, str(PARTITIONS)]
     consumer = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert consumer.stdout is not None
-    with outbox.harvesting():
+    with outbox.harvesting(harvester):
         await event(await asyncio.to_thread(outbox.stash, "first"))
         say(f"{rate:g} transactions a second for {seconds:g} s")
         waiting: dict[str, asyncio.Task[float]] = {}
         committed: dict[str, float] = {}
-        for number in range(int(seconds * rate)):
-            ticket = await asyncio.to_thread(outbox.stash, f"latency {number}")
-            committed[f"latency {number}"] = time.time()
-            waiting[f"latency {number}"] = asyncio.create_task(event(ticket))
+        run = uuid.uuid4()  # the topic also has the values of earlier measurements
+        for value in (f"{run} {number}" for number in range(int(seconds * rate))):
+            ticket = await asyncio.to_thread(outbox.stash, value)
+            committed[value] = time.time()
+            waiting[value] = asyncio.create_task(event(ticket))
             await asyncio.sleep(1 / rate)
         known = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
         seen: dict[str, float] = {}
@@ -139,7 +153,7 @@ async def latency(outbox: HarvestedOutbox, *, seconds: float, rate: float) -> di
     consumer.kill()
     await consumer.wait()
     return {
-        "measured": "latency",
+        "measured": "latency" if harvester is HARVESTER else "latency without the wait for markers",
         "transactions": len(known),
         "rate": rate,
         "from_consumer_ms": shares([known[value] - seen[value] for value in known]),
@@ -196,11 +210,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="how long each measurement takes")
     parser.add_argument("--rate", type=float, default=20, help="transactions a second while latency is measured")
     parser.add_argument("--waiting", type=int, default=1000, help="how many triggers wait while cost is measured")
+    parser.add_argument(
+        "--markers",
+        type=int,
+        default=0,
+        metavar="ROUNDS",
+        help="measure only what the wait for markers costs, so often",
+    )
     chosen = parser.parse_args()
     with ExitStack() as stack:
         outbox = HarvestedOutbox(stack)
-        results = [asyncio.run(latency(outbox, seconds=chosen.seconds, rate=chosen.rate))]
-        results += asyncio.run(cost(outbox, waiting=chosen.waiting, seconds=chosen.seconds))
+        harvesters = [HARVESTER, [sys.executable, "-c", WITHOUT_MARKERS]] * chosen.markers or [HARVESTER]
+        results = [
+            asyncio.run(latency(outbox, seconds=chosen.seconds, rate=chosen.rate, harvester=harvester))
+            for harvester in harvesters
+        ]
+        if not chosen.markers:
+            results += asyncio.run(cost(outbox, waiting=chosen.waiting, seconds=chosen.seconds))
     for result in results:
         print(json.dumps({"benchmark": "tickets", **result}), flush=True)
 

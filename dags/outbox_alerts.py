@@ -1,4 +1,4 @@
-"""Messages to a chat room: the harvest of an outbox parks records, gets them out again, or fails.
+"""Messages to a chat room: an outbox is no longer healthy, or is again; its harvest parks records, or fails.
 
 Copy this file into Airflow's plugins folder, where the triggerer and Dags find it. Make a connection `outbox_chat` of
 type `http` whose password is the address of the room's webhook. Then name both in the Dag:
@@ -47,7 +47,7 @@ def tell(event: Mapping[str, Any]) -> None:
 
 
 def message(event: Mapping[str, Any]) -> str | None:
-    """What to say about an event (None: nothing has changed)."""
+    """The text about an event (None: nothing has changed)."""
     outbox, topics = event["outbox"], ", ".join(event.get("topics", ()))
     match event["event"]:
         case "parked":
@@ -59,5 +59,7 @@ def message(event: Mapping[str, Any]) -> str | None:
             return f"{outbox}: parked records of {topics} are published"
         case "discarded":
             return f"{outbox}: parked records of {topics} were discarded"
+        case "verdict":
+            return f"{outbox} is {event['state']}: {event['cause']}. {event['remedy']}".rstrip()
         case other:
             return f"{outbox}: {other}"

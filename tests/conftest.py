@@ -1,25 +1,32 @@
-"""What all tests share: an Airflow home of their own, and real servers that start when the first test asks for them."""
+"""Shared by all tests: an Airflow home of their own, and real servers that start when the first test asks for them."""
 
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from psycopg.conninfo import make_conninfo
-from support.distribution import Scheduling, in_order, is_alone, room, tell_the_scheduler
+from support.distribution import Scheduling, Turn, in_order, room_of, tell_the_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
+_TURN = pytest.StashKey[Turn]()
 pytest_plugins = ["support.fixtures"]
+
+
+gc.disable()  # until all tests are collected: little of what is imported is garbage
 
 
 def _prepare_environment() -> None:
@@ -44,21 +51,27 @@ def _prepare_environment() -> None:
 
 _prepare_environment()
 
+from support.older_postgres import RELEASES, OlderPostgres  # noqa: E402
+
 from airflow_outbox.demo.embedded.jars import kafka_jars  # noqa: E402
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka  # noqa: E402
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres  # noqa: E402
+from airflow_outbox.postgres import verdict_facts  # noqa: E402
 
-# How long an example takes depends on what else runs.
-settings.register_profile("busy", deadline=None)
+# How long it takes to draw an example and to try it depends on what else runs.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+verdict_facts._BRIEFLY = 60_000  # on a busy machine they would be unknown
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=200, help="how many simulated histories to run (default: %(default)s)"
     )
-    parser.addoption("--server", help="another server (a superuser, in libpq form) for tests that need one database")
-    parser.addoption("--seed", type=int, help="the only simulated history to run")
+    parser.addoption("--first", type=int, default=0, help="the first of these seeds (default: %(default)s)")
+    parser.addoption("--postgres", choices=RELEASES, help="an older Postgres for tests that need one database")
+    parser.addoption("--pictures", action="store_true", help="draw the docs' pictures of the page again")
+    parser.addoption("--seed", type=int, help="the only simulated history to run, or what happens at random")
     parser.addoption(
         "--faults",
         choices=("short", "long"),
@@ -73,19 +86,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gc.freeze()  # no later look for garbage goes through what stays
+    gc.enable()
     if config.getoption("--faults") != "long":
         _leave_out_the_long_form(config, items)
+    for item in items:
+        if config.getoption("--faults") == "long" or _is_long(item):
+            item.add_marker(pytest.mark.timeout(0))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = in_order(items)
         tell_the_scheduler(config.cache, items)
+        config.stash[_TURN] = Turn(config.cache.mkdir("outbox-rooms"))
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # a wait for the turn does not count against the test's time
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return (yield)
-    with room(alone=is_alone(item)):
-        return (yield)
+    if _TURN in item.config.stash:
+        item.config.stash[_TURN].enter(room_of(item))
+    return (yield)
 
 
 def _leave_out_the_long_form(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,7 +124,9 @@ def _is_long(item: pytest.Item) -> bool:
     return any(mark.kwargs.items() <= parameters.items() for mark in marks)
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _TURN in config.stash:
+        config.stash[_TURN].close()
     # Py4J logs once more while the interpreter ends, to a stream that pytest has closed by then.
     logging.raiseExceptions = False
 
@@ -135,29 +155,55 @@ def postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
     settings = {"max_prepared_transactions": "10"}
     with EmbeddedPostgres(server_folder / "postgres", fsync=False, settings=settings) as server:
         yield server
+        server.kill()  # nobody needs what it has
 
 
 @pytest.fixture(scope="session")
 def kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
     """The session's Kafka, shared: don't stop it; begin topics, groups and transactional ids with `topic_prefix`."""
-    properties = {"group.min.session.timeout.ms": "1000"}  # no successor need wait for long
+    properties = {
+        "group.min.session.timeout.ms": "1000",  # no successor need wait for long
+        # Nobody starts it again; and its controller must not give it up when a busy machine keeps it waiting.
+        "broker.session.timeout.ms": "120000",
+    }
     with EmbeddedKafka(server_folder / "kafka", classpath=kafka_classpath, properties=properties) as server:
         yield server
+        server.kill()  # nobody needs what it has
+
+
+@pytest.fixture(scope="session")
+def older_postgres(server_folder: Path) -> Iterator[Callable[[str], EmbeddedPostgres]]:
+    """Start a server of an earlier major release, such as `13`, shared like `postgres`."""
+    with ExitStack() as servers:
+        yield cache(
+            lambda release: servers.enter_context(
+                OlderPostgres(server_folder / f"postgres-{release}", release, cache=ROOT / ".dev" / "jars")
+            )
+        )
+
+
+@pytest.fixture(scope="session")
+def database_server(request: pytest.FixtureRequest) -> str:
+    """The superuser's connection string of the server that `database` uses; a test may name its release."""
+    release = getattr(request, "param", None) or request.config.getoption("--postgres")
+    server = request.getfixturevalue("older_postgres")(release) if release in RELEASES else None
+    return str((server or request.getfixturevalue("postgres")).dsn())
 
 
 @pytest.fixture
-def database(request: pytest.FixtureRequest) -> Iterator[str]:
+def database(database_server: str) -> Iterator[str]:
     """The connection string of an empty database, for this test alone."""
-    server = request.config.getoption("--server") or request.getfixturevalue("postgres").dsn()
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    yield make_conninfo(server, dbname=name)
-    with psycopg.connect(server, autocommit=True) as connection:
+    with psycopg.connect(database_server, autocommit=True) as connection:
+        # Without fsync, copying files takes a third of the time that logging each page takes. Releases before 15 copy.
+        strategy = " STRATEGY FILE_COPY" if connection.info.server_version >= 150_000 else ""
+        connection.execute(f"CREATE DATABASE {name}{strategy}".encode())
+    yield make_conninfo(database_server, dbname=name)
+    with psycopg.connect(database_server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
 
 
 @pytest.fixture
 def topic_prefix() -> str:
-    """What this test's names on the shared Kafka begin with."""
+    """The prefix of this test's names on the shared Kafka."""
     return f"test-{uuid.uuid4().hex[:12]}-"

@@ -8,8 +8,8 @@ and the partition where a row asks for one), a row and a record match when their
 in their order, byte by byte. Equal records of one lane can't be told apart: they are counted. The faults:
 
 - *missing*: a content arrived less often than it was stashed. *Doubled*: more often. *Foreign*: it was never stashed.
-- *reordered*: going through a lane by offset, a row's record comes behind that of a row with a higher id, or lies in
-  another partition than the one before it by id. Only records with a certain row count: their content was stashed once
+- *reordered*: within a lane, a row's record comes behind that of a row with a higher id, or lies in another partition
+  than the one before it by id. Only records with a certain row count: their content was stashed once
   (the first counts), or arrived as often as it was stashed (each counts in its turn).
 - *torn*: some records of a source transaction are there and some are missing. The records of two transactions may be
   interleaved, as their ids are when the transactions ran at once.
@@ -17,6 +17,6 @@ in their order, byte by byte. Equal records of one lane can't be told apart: the
 *No faults.* A row may be absent if it still waits in the outbox, is parked, or may have been removed by Kafka since
 (`topics.horizons`). A record may be extra if it may have been stashed after the rows were read (`run`).
 
-*Bounds.* Rows and records are read once, reduced to prints of a few dozen bytes and sorted on disk (`comparison`).
-Memory does not grow with them.
+*Bounds.* Rows and records are read once, reduced to fingerprints of a few dozen bytes and sorted on disk
+(`comparison`). Memory does not grow with them.
 """

@@ -5,7 +5,8 @@ It takes two steps:
 1. Each lane's rows, in the order of their ids, are compared with its records, in the order of their offsets. Nearly all
    lanes agree record by record, and are done.
 2. The other lanes, if any, are examined. How often each content was stashed and arrived shows what is missing, doubled
-   or foreign; the ids along the offsets, what is reordered; the source transactions of missing records, what is torn.
+   or foreign. The ids along the offsets show what is reordered. The source transactions of missing records show what is
+   torn.
 
 SQLite does all the sorting, in a temporary file. So memory is bounded, however many records there are and however they
 are spread over keys. The file takes about 45 bytes a record (twice that for the lanes that don't agree).
@@ -21,7 +22,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
-from airflow_outbox.audit.findings import Clue, Findings, Kind
+from airflow_outbox.audit.findings import Clue, FindingKind, Findings
 from airflow_outbox.audit.fingerprints import NO_PIN, Arrived, Stashed
 from airflow_outbox.sql import statement
 
@@ -105,19 +106,19 @@ class Comparison:
                         record = next(arrived, _END)
 
     def _clues(self, limit: int) -> Iterator[Clue]:
-        def first(kind: Kind) -> Iterator[tuple[Any, ...]]:
+        def first(kind: FindingKind) -> Iterator[tuple[Any, ...]]:
             return self._database.execute(_statement(f"{kind}_examples"), (limit,))
 
-        for (row,) in first(Kind.MISSING):
-            yield Clue(Kind.MISSING, id=row)
-        for row, place in first(Kind.DOUBLED):
-            yield Clue(Kind.DOUBLED, id=row, place=place)
-        for row, place, other_id, other_place in first(Kind.REORDERED):
-            yield Clue(Kind.REORDERED, id=row, place=place, other_id=other_id, other_place=other_place)
-        for transaction_id, records, row in first(Kind.TORN):
-            yield Clue(Kind.TORN, transaction_id=transaction_id, records=records, id=row)
-        for (place,) in first(Kind.FOREIGN):
-            yield Clue(Kind.FOREIGN, place=place)
+        for (row,) in first(FindingKind.MISSING):
+            yield Clue(FindingKind.MISSING, id=row)
+        for row, place in first(FindingKind.DOUBLED):
+            yield Clue(FindingKind.DOUBLED, id=row, place=place)
+        for row, place, other_id, other_place in first(FindingKind.REORDERED):
+            yield Clue(FindingKind.REORDERED, id=row, place=place, other_id=other_id, other_place=other_place)
+        for transaction_id, records, row in first(FindingKind.TORN):
+            yield Clue(FindingKind.TORN, transaction_id=transaction_id, records=records, id=row)
+        for (place,) in first(FindingKind.FOREIGN):
+            yield Clue(FindingKind.FOREIGN, place=place)
 
     def _row(self, statement: str) -> tuple[int, ...]:
         row: tuple[int, ...] = self._database.execute(_statement(statement)).fetchone()

@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import islice
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """A way in which a topic can differ from what was stashed."""
 
     MISSING = "missing"
@@ -30,7 +30,7 @@ class Clue:
     `other_id` is the later record that came before this one; `other_place` is the place of the key's previous record.
     """
 
-    kind: Kind
+    kind: FindingKind
     id: int | None = None
     place: int | None = None
     other_id: int | None = None
@@ -42,11 +42,13 @@ class Clue:
 def first_clues(clues: Iterable[Clue], *, limit: int) -> tuple[Clue, ...]:
     """The first clues of each kind, in the order in which kinds and clues are given."""
     found = sorted(clues, key=_order)
-    return tuple(clue for kind in Kind for clue in islice((clue for clue in found if clue.kind is kind), limit))
+    return tuple(clue for kind in FindingKind for clue in islice((clue for clue in found if clue.kind is kind), limit))
 
 
 def _order(clue: Clue) -> int:
-    by = {Kind.DOUBLED: clue.place, Kind.FOREIGN: clue.place, Kind.TORN: clue.transaction_id}.get(clue.kind, clue.id)
+    by = {FindingKind.DOUBLED: clue.place, FindingKind.FOREIGN: clue.place, FindingKind.TORN: clue.transaction_id}.get(
+        clue.kind, clue.id
+    )
     assert by is not None
     return by
 
@@ -72,7 +74,7 @@ class Findings:
     later: int = 0
     clues: tuple[Clue, ...] = ()
 
-    def of(self, kind: Kind) -> int:
+    def of(self, kind: FindingKind) -> int:
         return int(getattr(self, kind.value))
 
 
@@ -81,10 +83,11 @@ class Example:
     """An example in the words of the table and the topics; `what` says what is wrong with it.
 
     `id`, `key` and `transaction_id` are the row's; `topic`, `partition` and `offset` are those of the record in Kafka.
-    Each is None where there is none. A key that is not UTF-8 is shown with escapes.
+    `shard` is the one among several that harvests the row's topic and key now. Each is None where there is none. A key
+    that is not UTF-8 is shown with escapes.
     """
 
-    kind: Kind
+    kind: FindingKind
     what: str
     id: int | None = None
     topic: str | None = None
@@ -92,6 +95,7 @@ class Example:
     partition: int | None = None
     offset: int | None = None
     transaction_id: int | None = None
+    shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ class AuditReport:
     topics: tuple[str, ...]
     findings: Findings
     examples: tuple[Example, ...]
-    faults: tuple[Kind, ...]
+    faults: tuple[FindingKind, ...]
 
     @property
     def is_well(self) -> bool:
@@ -112,7 +116,7 @@ class AuditReport:
         """Return the report as JSON and YAML show it: counts by name, and examples by kind without unknown fields."""
         counts = {
             name: getattr(self.findings, name)
-            for name in ("stashed", "arrived", *(kind.value for kind in Kind), "waiting", "expired", "later")
+            for name in ("stashed", "arrived", *(kind.value for kind in FindingKind), "waiting", "expired", "later")
         }
         return {
             "well": self.is_well,
@@ -122,17 +126,17 @@ class AuditReport:
             **counts,
             "examples": {
                 kind.value: [_known(example) for example in self.examples if example.kind is kind]
-                for kind in Kind
+                for kind in FindingKind
                 if self.findings.of(kind)
             },
         }
 
 
-def faults(findings: Findings, *, allowed: Collection[Kind]) -> tuple[Kind, ...]:
+def faults(findings: Findings, *, allowed: Collection[FindingKind]) -> tuple[FindingKind, ...]:
     """The kinds that were found and are not allowed."""
-    return tuple(kind for kind in Kind if findings.of(kind) and kind not in allowed)
+    return tuple(kind for kind in FindingKind if findings.of(kind) and kind not in allowed)
 
 
 def _known(example: Example) -> Mapping[str, object]:
-    names = ("what", "id", "topic", "key", "partition", "offset", "transaction_id")
+    names = ("what", "id", "topic", "key", "partition", "offset", "transaction_id", "shard")
     return {name: value for name in names if (value := getattr(example, name)) is not None}

@@ -12,6 +12,7 @@ The order of the steps keeps it right while the outbox is in use:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from psycopg import IsolationLevel
 
-from airflow_outbox.audit.findings import AuditReport, Clue, Example, Findings, Kind, faults
+from airflow_outbox.audit.findings import AuditReport, Clue, Example, FindingKind, Findings, faults
 from airflow_outbox.audit.fingerprints import slot_and_offset
 from airflow_outbox.audit.table import StashedTable, TableSnapshot
 from airflow_outbox.audit.topics import Span, ends, horizons, spans
@@ -40,7 +41,7 @@ class AuditRequest:
 
     table: str
     topics: tuple[str, ...] = ()
-    allowed: frozenset[Kind] = frozenset({Kind.FOREIGN})
+    allowed: frozenset[FindingKind] = frozenset({FindingKind.FOREIGN})
     ignored_headers: frozenset[str] = field(default_factory=frozenset)
     examples: int = 5
 
@@ -66,6 +67,7 @@ class AuditRun:
             if not self.topics:
                 raise ConfigurationError(f"{self.name} is empty: there is nothing to audit. Name another table")
             before = ends(self.kafka, self.topics)
+            _require_known(self.request.topics, [*self.table.topics(), *(topic for topic, _ in before)], self.name)
             connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
             stack.enter_context(connection.transaction())
             self.snapshot = self.table.snapshot()
@@ -95,8 +97,9 @@ class AuditRun:
             faults=faults(findings, allowed=self.request.allowed),
         )
 
-    def _example(self, clue: Clue, named: dict[int, tuple[str, str]]) -> Example:
-        topic, key = named.get(clue.id, (None, None)) if clue.id is not None else (None, None)
+    def _example(self, clue: Clue, named: dict[int, tuple[str, str, int | None]]) -> Example:
+        nothing = (None, None, None)
+        topic, key, shard = named.get(clue.id, nothing) if clue.id is not None else nothing
         partition = offset = None
         if clue.place is not None:
             topic, partition, offset = self._found_at(clue.place)
@@ -109,23 +112,24 @@ class AuditRun:
             partition=partition,
             offset=offset,
             transaction_id=clue.transaction_id,
+            shard=shard,
         )
 
     def _in_words(self, clue: Clue) -> str:
         match clue.kind:
-            case Kind.MISSING:
+            case FindingKind.MISSING:
                 return f"record {clue.id} is not in Kafka"
-            case Kind.DOUBLED:
+            case FindingKind.DOUBLED:
                 return f"record {clue.id} is in Kafka once more"
-            case Kind.REORDERED if clue.other_id is not None:
+            case FindingKind.REORDERED if clue.other_id is not None:
                 return f"record {clue.id} came after record {clue.other_id}, which was stashed later"
-            case Kind.REORDERED if clue.other_place is not None:
+            case FindingKind.REORDERED if clue.other_place is not None:
                 _, partition, offset = self._found_at(clue.other_place)
                 return (
                     f"record {clue.id} is in another partition than its key's previous record, "
                     f"which is at partition {partition}, offset {offset}"
                 )
-            case Kind.TORN:
+            case FindingKind.TORN:
                 return f"transaction {clue.transaction_id} lacks {clue.records} of its records, first record {clue.id}"
             case _:
                 return "no such record was stashed"
@@ -134,6 +138,13 @@ class AuditRun:
         slot, offset = slot_and_offset(place)
         span = self.spans[slot]
         return span.topic, span.partition, offset
+
+
+def _require_known(asked: Iterable[str], known: Collection[str], table: OutboxName) -> None:
+    """Raise ConfigurationError for a topic that is nowhere: an audit of it would find nothing wrong."""
+    for topic in asked:
+        if topic not in known:
+            raise ConfigurationError(f"topic {topic} is neither in {table} nor in Kafka. Correct its name")
 
 
 def _patience() -> Any:

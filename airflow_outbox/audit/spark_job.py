@@ -1,9 +1,9 @@
 """The audit as a Spark job: the same comparison, on executors.
 
-Each task reads a span of a topic, or a range of ids in the snapshot that the driver's transaction lends, and makes
-prints of them: records never leave the task. Spark brings the prints of a lane together, and compares each of its
-partitions by a `Comparison` of its own. Source transactions that lack something are examined once more, since their
-records may be in any partition.
+Each task reads a span of a topic, or a range of ids in the snapshot that the driver's transaction lends. It makes
+fingerprints of them: records never leave the task. Spark brings the fingerprints of a lane together, and compares each
+of its partitions by a `Comparison` of its own. Source transactions that lack something are examined once more, since
+their records may be in any partition.
 
 Executors need confluent-kafka, psycopg, pyarrow and this package, and reach both Postgres and Kafka.
 """
@@ -23,9 +23,9 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_outbox.audit.command import audit_command
+from airflow_outbox.audit.cli import audit_command
 from airflow_outbox.audit.comparison import Comparison
-from airflow_outbox.audit.findings import AuditReport, Clue, Findings, Kind, first_clues
+from airflow_outbox.audit.findings import AuditReport, Clue, FindingKind, Findings, first_clues
 from airflow_outbox.audit.fingerprints import Arrived, Stashed
 from airflow_outbox.audit.run import AuditRequest, AuditRun
 from airflow_outbox.audit.table import StashedTable, TableSnapshot
@@ -82,7 +82,7 @@ def audit_on_spark(spark: SparkSession, config: HarvestConfig, request: AuditReq
 
 
 def _read(spark: SparkSession, pieces: Sequence[Any], prints: Callable[[Any], Iterator[Print]]) -> DataFrame:
-    """Read the prints of the pieces, one task a piece."""
+    """Read the fingerprints of the pieces, one task a piece."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -138,11 +138,11 @@ def _compare(batches: Iterable[pa.RecordBatch], *, pinned: bool, examples: int) 
 def _together(found: DataFrame, rows: DataFrame, *, examples: int) -> Findings:
     sums = found.where(F.col("subject").isin(*_COUNTS) & F.col("count").isNotNull()).groupBy("subject")
     counts = {name: count for name, count in sums.agg(F.sum("count")).collect() if name in _COUNTS}
-    told = found.where(F.col("subject").isin(*(kind.value for kind in Kind)) & F.col("count").isNull()).collect()
-    clues = [Clue(Kind(row["subject"]), **{name: row[name] for name in _CLUE_NUMBERS}) for row in told]
+    told = found.where(F.col("subject").isin(*(kind.value for kind in FindingKind)) & F.col("count").isNull()).collect()
+    clues = [Clue(FindingKind(row["subject"]), **{name: row[name] for name in _CLUE_NUMBERS}) for row in told]
     # A partition sees only its own records of a transaction: only all partitions together show that it is torn.
     torn, torn_clues = _torn(found, rows, examples=examples) if counts.get("missing") else (0, [])
-    clues = [clue for clue in clues if clue.kind is not Kind.TORN] + torn_clues
+    clues = [clue for clue in clues if clue.kind is not FindingKind.TORN] + torn_clues
     return replace(Findings(**counts), torn=torn, clues=first_clues(clues, limit=examples))
 
 
@@ -156,7 +156,8 @@ def _torn(found: DataFrame, rows: DataFrame, *, examples: int) -> tuple[int, lis
     torn = incomplete.join(sizes, "transaction_id").where("stashed > absent").persist(StorageLevel.DISK_ONLY)
     first = torn.orderBy("transaction_id").limit(examples).collect()
     return torn.count(), [
-        Clue(Kind.TORN, id=row["id"], transaction_id=row["transaction_id"], records=row["missing"]) for row in first
+        Clue(FindingKind.TORN, id=row["id"], transaction_id=row["transaction_id"], records=row["missing"])
+        for row in first
     ]
 
 

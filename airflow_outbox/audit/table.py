@@ -14,7 +14,9 @@ from airflow_outbox.errors import ConfigurationError, OutboxMissingError
 from airflow_outbox.postgres.columns import Column, read_columns
 from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.errors import translated
+from airflow_outbox.postgres.layout import read_layout
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.slots import slot
 from airflow_outbox.postgres.statements import Statements
 
 _NEEDED = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
@@ -119,9 +121,18 @@ class StashedTable:
                 for row in cursor.execute(query, values):
                     yield _stashed(row, reading)
 
-    def named(self, ids: Collection[int]) -> dict[int, tuple[str, str]]:
-        """The topic and key of rows by their ids, for people."""
-        return {id_: (topic, _shown(key)) for id_, topic, key in self._rows("named", ids=list(ids))}
+    def named(self, ids: Collection[int]) -> dict[int, tuple[str, str, int | None]]:
+        """The topic and key of rows by their ids, for people, and of several shards the one that harvests such rows."""
+        shards = self._shards()
+        rows = self._execute("named", {"ids": list(ids)}, slot=slot(self._columns)).fetchall()
+        return {
+            id_: (topic, _shown(key), in_slot % shards if shards > 1 else None) for id_, topic, key, in_slot in rows
+        }
+
+    def _shards(self) -> int:
+        """How many shards the outbox has; a table that goharvest made alone has one."""
+        has_layout = "shards" in read_columns(self._connection, self._outbox.sibling("state"))
+        return read_layout(self._connection, self._outbox).shards if has_layout else 1
 
     def _rows(self, statement: str, **values: Any) -> Sequence[tuple[Any, ...]]:
         return self._execute(statement, values).fetchall()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-from airflow_outbox.cli.options import clear_errors, config_file
+from airflow_outbox.cli.answers import answer, as_text_or_json, say
+from airflow_outbox.cli.options import clear_errors, configuration, on_behalf_of
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.adopt import adopt
-from airflow_outbox.operate.new_outbox import Copied, make_new_outbox
-from airflow_outbox.values.terminal import escaped
+from airflow_outbox.operate.adopt_copy import Copied, make_new_outbox
 
 
 @click.command("adopt")
-@config_file
+@configuration
 @click.option("--reason", required=True, help="The reason, which is recorded.")
 @click.option(
     "--nothing-lost",
@@ -30,56 +29,86 @@ from airflow_outbox.values.terminal import escaped
     "own ledger, group and transactional ids. Stop the copy's harvesters first.",
 )
 @click.option("--yes", is_flag=True, help="Accept without asking.")
-def adopt_command(path: Path, reason: str, nothing_lost: bool, as_new_outbox: bool, yes: bool) -> None:
+@on_behalf_of
+@as_text_or_json
+def adopt_command(
+    config: HarvestConfig,
+    reason: str,
+    nothing_lost: bool,
+    as_new_outbox: bool,
+    yes: bool,
+    on_behalf_of: str | None,
+    output: str,
+) -> None:
     """Accept that database and ledger are not of one history, and let harvesting go on.
 
-    To be run by the owner of the tables, who may write the sequence.
+    Run it as the owner of the tables, who may write the sequence.
     """
+    if not reason.strip():
+        raise click.UsageError("--reason is empty: say why, for those who read it later")
     if as_new_outbox and nothing_lost:
         raise click.UsageError("give either --nothing-lost or --as-new-outbox: a new outbox has no ledger yet")
+    ask = _Asking(yes=yes, output=output)
     with clear_errors():
-        config = HarvestConfig.from_yaml(path)
         if as_new_outbox:
-            _become_new(config, path, reason=reason, yes=yes)
+            _become_new(config, ask, reason=reason, on_behalf_of=on_behalf_of)
         else:
-            _adopt(config, reason=reason, nothing_lost=nothing_lost, yes=yes)
+            _adopt(config, ask, reason=reason, nothing_lost=nothing_lost, on_behalf_of=on_behalf_of)
 
 
-def _adopt(config: HarvestConfig, *, reason: str, nothing_lost: bool, yes: bool) -> None:
+class _Asking:
+    """Shows what would be accepted, and asks; on stderr where stdout is for JSON."""
+
+    def __init__(self, *, yes: bool, output: str) -> None:
+        self.output = output
+        self.shown: list[str] = []
+        self._yes = yes
+
+    def __call__(self, lines: Sequence[str], question: str, *, note: str | None = None) -> bool:
+        self.shown = [*lines]
+        is_json = self.output == "json"
+        for line in lines:
+            say(f"- {line}", err=is_json)
+        if note is not None:
+            say(note, err=is_json)
+        return self._yes or click.confirm(question, err=is_json)
+
+
+def _adopt(config: HarvestConfig, ask: _Asking, *, reason: str, nothing_lost: bool, on_behalf_of: str | None) -> None:
     def accept(differences: Sequence[str]) -> bool:
-        for difference in differences:
-            click.echo(escaped(f"- {difference}"))
-        click.echo(
-            "If this database is a copy and the original is still harvested, don't accept: run "
-            "`airflow-outbox adopt --as-new-outbox`."
+        return ask(
+            differences,
+            "Accept this, and count every record that is in the outbox now as unpublished?",
+            note="If this database is a copy and the original is still harvested, don't accept: run "
+            "`airflow-outbox adopt --as-new-outbox`.",
         )
-        return yes or click.confirm("Accept this, and count every record that is in the outbox now as unpublished?")
 
-    adoption = adopt(config, reason=reason, nothing_lost=nothing_lost, accept=accept)
-    if adoption is None:
-        click.echo("nothing was adopted")
-    else:
-        click.echo(f"adopted as incarnation {adoption.incarnation}; harvesting continues within seconds")
+    adoption = adopt(config, reason=reason, nothing_lost=nothing_lost, accept=accept, on_behalf_of=on_behalf_of)
+    done = "nothing was adopted" if ask.shown else "there was nothing to adopt: database and ledger share one history"
+    if adoption is not None:
+        done = f"adopted as incarnation {adoption.incarnation}; harvesting continues within seconds"
+    values = {"incarnation": None if adoption is None else adoption.incarnation, "differences": ask.shown}
+    answer([done], {"adopted": adoption is not None, **values}, output=ask.output)
 
 
-def _become_new(config: HarvestConfig, path: Path, *, reason: str, yes: bool) -> None:
+def _become_new(config: HarvestConfig, ask: _Asking, *, reason: str, on_behalf_of: str | None) -> None:
     def accept(found: Copied) -> bool:
-        click.echo(f"- the outbox gets a new id in place of {found.outbox_id}, and refuses tickets of that outbox")
-        click.echo(f"- {found.waiting} records wait in it, and {found.parked} are parked: all count as unpublished")
-        click.echo(
-            f"- they will be published to {found.brokers}, where the original may publish them, too. Before you "
-            "start a harvester, delete those that must not be published twice"
-        )
-        for name in found.named:
-            click.echo(f"- the configuration sets {name}: the original must use another one")
-        return yes or click.confirm("Make this database an outbox of its own?")
+        lines = [
+            f"the outbox gets a new id in place of {found.outbox_id}, and refuses tickets of that outbox",
+            f"{found.waiting} records wait in it, and {found.parked} are parked: all count as unpublished",
+            f"they will be published to {found.brokers}, where the original may publish them, too. Before you start a "
+            "harvester, delete those that must not be published twice",
+            *(f"the configuration sets {name}: the original must use another one" for name in found.named),
+        ]
+        return ask(lines, "Make this database an outbox of its own?")
 
-    done = make_new_outbox(config, reason=reason, accept=accept)
+    done = make_new_outbox(config, reason=reason, accept=accept, on_behalf_of=on_behalf_of)
     if done is None:
-        click.echo("nothing was changed")
+        answer(["nothing was changed"], {"adopted": False, "outbox_id": None, "facts": ask.shown}, output=ask.output)
         return
     outbox_id, names = done
-    click.echo(
-        f"this is outbox {outbox_id} now. Run `airflow-outbox init -f {path}`, which creates the topics "
+    text = (
+        f"this is outbox {outbox_id} now. Run `airflow-outbox init`, which creates the topics "
         f"{names.leader_topic} and {names.ledger_topic}. Then start its harvesters"
     )
+    answer([text], {"adopted": True, "outbox_id": outbox_id, "facts": ask.shown}, output=ask.output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,16 +11,22 @@ import psycopg
 
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.operate.config_option import clear, configuration, configuration_of_many
+from airflow_outbox.operate.status import read_shards
 from airflow_outbox.postgres.connection import connect
-from airflow_outbox.values.terminal import escaped
 
-config_file = click.option(
-    "-f",
-    "--file",
-    "path",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The configuration (YAML).",
+__all__ = [
+    "clear",
+    "clear_errors",
+    "configuration",
+    "configuration_of_many",
+    "database",
+    "on_behalf_of",
+    "say_if_nobody_leads",
+]
+
+on_behalf_of = click.option(
+    "--on-behalf-of", metavar="NAME", help="For whom this is asked: the trail shows the name beside the role's."
 )
 
 
@@ -31,7 +36,15 @@ def clear_errors() -> Iterator[None]:
     try:
         yield
     except OutboxError as error:
-        raise click.ClickException("\n".join(map(escaped, str(error).split("\n")))) from error
+        raise clear(error) from error
+
+
+def say_if_nobody_leads(connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
+    """Say on stderr that a request waits for a leader. One that nobody ever led has no need of one."""
+    shards = read_shards(connection, config.name)
+    was_led = any(shard.silent_for is not None for shard in shards)
+    if was_led and not any(shard.leads(config.limits.session_timeout) for shard in shards):
+        click.echo("nobody leads now, so this waits until a harvester starts", err=True)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Real servers, embedded, for the demo, the tests and the benchmarks. Nothing else in the package imports this room."""
+"""The demo, and the real servers for it, the tests and the benchmarks. Nothing else in airflow_outbox imports this."""

@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 @click.option(
     "--rows",
     type=click.IntRange(1, ALL_FLIGHTS),
-    help=f"Use only the first so many flights of the file. By default, January's {JANUARY_FLIGHTS}, which come first.",
+    help=f"Use only this many flights, from the top of the file; by default January's {JANUARY_FLIGHTS}.",
 )
 @click.option(
     "--folder",

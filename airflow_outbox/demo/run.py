@@ -26,7 +26,7 @@ _INTERRUPTED_STATUS = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """`once`: check and end when all has arrived. `rows`: at most so many flights, from the top; None: January's.
+    """`once`: check and end when all has arrived. `rows`: at most this many flights, from the top; None: January's.
 
     `folder` is for the servers' data and is emptied at the start; `dags` has the Dags, `jars` Kafka's jars.
     """
@@ -109,6 +109,7 @@ def _start(servers: DemoServers, options: DemoOptions, display: Display) -> None
     display.say("Airflow is starting; this takes half a minute")
     servers.airflow.start()
     display.say(f"Airflow's UI is at {servers.airflow.ui_url}, user {USER}, password {PASSWORD}")
+    display.say(f"the outbox's page is at {servers.airflow.ui_url}/plugin/outbox")
     api = servers.airflow.api
     for dag in (HARVEST_DAG, CHECK_DAG, FLIGHTS_DAG):
         api.wait_for_dag(dag)

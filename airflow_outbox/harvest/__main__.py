@@ -1,8 +1,9 @@
-"""The child process: configuration in by stdin, events out as NDJSON on stdout, ends when stdin does.
+"""The child process: it reads its configuration from stdin, writes events to stdout (NDJSON), and ends with its stdin.
 
 The first line of stdin is `{"config": {…}, "until": "forever"}`. So secrets travel neither in arguments nor in the
 environment. A supervisor that is killed takes its child along: the pipe closes. With `"relays_tokens": true` in that
-line, the lines that follow are tokens for Kafka. Exit status 0: ended as asked; 1: could not go on.
+line, the lines that follow are tokens for Kafka; with `"metrics_at": ["127.0.0.1", 9090]` it serves metrics and health
+there. Exit status 0: ended as asked; 1: could not go on.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def _run(events: PipedEvents) -> int:
     if not line:
         return 0
     tokens = RelayedTokens()
-    config, until = _parse(line, tokens)
+    config, until, metrics_at = _parse(line, tokens)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -69,21 +70,27 @@ async def _run(events: PipedEvents) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     threading.Thread(target=read_tokens_until_the_pipe_closes, name="outbox-stdin", daemon=True).start()
-    await harvest(config, until=until, events=events, stop=stop, grace=_GRACE)
+    if config.outboxes:
+        from airflow_outbox.harvest.many.process import harvest_many  # loaded only where there are many
+
+        await harvest_many(config, until=until, events=events, stop=stop, grace=_GRACE, metrics_at=metrics_at)
+    else:
+        await harvest(config, until=until, events=events, stop=stop, grace=_GRACE, metrics_at=metrics_at)
     return 0
 
 
-def _parse(line: bytes, tokens: RelayedTokens) -> tuple[HarvestConfig, Until]:
+def _parse(line: bytes, tokens: RelayedTokens) -> tuple[HarvestConfig, Until, tuple[str, int] | None]:
     try:
         given = json.loads(line)
         settings, until = given["config"], given.get("until", "forever")
+        metrics_at = (str(at[0]), int(at[1])) if (at := given.get("metrics_at")) else None
         if given.get("relays_tokens"):
             settings = {**settings, "kafka": {**settings["kafka"], "oauth_cb": tokens}}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigurationError(
             'stdin must begin with one line of JSON: {"config": {...}, "until": "forever"}'
         ) from None
-    return HarvestConfig.validated(settings, source="config"), Until.parse(until)
+    return HarvestConfig.validated(settings, source="config"), Until.parse(until), metrics_at
 
 
 def _end(status: int) -> NoReturn:

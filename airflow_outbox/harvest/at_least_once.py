@@ -30,12 +30,14 @@ from uuid import UUID
 
 from airflow_outbox.errors import OutboxError, RecordsRefusedError
 from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
 from airflow_outbox.harvest.ports import Delivery, Events, Log, Table
 from airflow_outbox.harvest.protocol.in_flight import InFlight
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes, SingleRecords
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL, Term, pause
 from airflow_outbox.values.fence import OperatorRequest
+from airflow_outbox.values.metrics import Stage
 from airflow_outbox.values.records import MarkedRecord
 
 
@@ -46,7 +48,10 @@ class _ParkedRecord(MarkedRecord):
 
 
 class RowMarksTerm(Term):
-    """Harvests at least once. When `draining`, only records that others have marked; ends once these are purged."""
+    """Harvests at least once. When `draining`, only records that others have marked; ends once these are purged.
+
+    The class is large because its activities (mark, settle, purge, attend) share what is in flight, and end together.
+    """
 
     def __init__(
         self,
@@ -56,14 +61,14 @@ class RowMarksTerm(Term):
         table: Table,
         log: Log,
         limits: Limits,
-        published: Counter[str],
+        measures: Measures,
         caution: Caution,
         report: Events,
         draining: bool = False,
     ) -> None:
-        super().__init__(view=view, request=request, table=table, limits=limits, published=published)
+        super().__init__(view=view, request=request, table=table, limits=limits, measures=measures)
         self._log = log
-        self._draining = draining
+        self._draining = self.prepares = draining
         self._in_flight = InFlight(max_records=limits.max_in_flight_records, max_bytes=limits.max_in_flight_bytes)
         self._delivered: list[MarkedRecord] = []
         self._undelivered: list[MarkedRecord] = []
@@ -105,6 +110,7 @@ class RowMarksTerm(Term):
             if self.request.paused or records <= 0 or size <= 0:
                 await self._room_made.wait()
                 continue
+            began = self._measures.now()
             marked = await self._table.mark(
                 self.view,
                 max_records=min(records, self._limits.mark_records),
@@ -112,6 +118,7 @@ class RowMarksTerm(Term):
                 only_marked=self._draining,
             )
             if marked:
+                self._measures.took(Stage.READ, began)
                 interval = self._came()
                 await self._divide(marked)
             elif self._draining and self.in_flight == 0:
@@ -121,7 +128,8 @@ class RowMarksTerm(Term):
 
     async def _divide(self, marked: Sequence[MarkedRecord]) -> None:
         """Send records that can be published. Park the others, and those that wait behind them."""
-        refusals = {**self._caution.condemned[False], **await self._log.examine(marked)}
+        refusals = await self._log.examine(marked)
+        refusals = {**self._caution.known(marked, at=_now(), parked=False), **refusals}
         diversion = self._parked.divert(marked, refusals)
         self._send(diversion.published)
         if not diversion:
@@ -163,11 +171,13 @@ class RowMarksTerm(Term):
                 max_records=self._limits.mark_records, max_bytes=most, of_all_lanes=False
             )
             records = [_ParkedRecord._make(row[:7]) for row in due]
-            refusals = {**self._caution.condemned[True], **await self._log.examine(records, again=True)}
+            refusals = await self._log.examine(records, again=True)
+            refusals = {**self._caution.known(records, at=_now(), parked=True), **refusals}
             retry = self._dividing.due(records, refusals, lengths={})
             if retry.refused:
                 await self._table.note_refusals(self.view, retry.refused, others=retry.others)
-                self._caution.forget(retry.refused, parked=True)
+                self._caution.refused_again(retry.refused)
+                self._caution.end_retry()
                 self._releasing |= self._parked.admit(retry.passed)
                 report_retried(self._report, topics=Counter(), refused=retry.refused)
             self._due = {record.id for record in retry.published}
@@ -197,6 +207,8 @@ class RowMarksTerm(Term):
             mixed = [record for record in self._undelivered if isinstance(record, _ParkedRecord) is parked]
             ids, is_named = error.records or [record.id for record in mixed], bool(error.records)
             self._caution.failed(ids, error.reason, certain=is_named, explained=error.explained, parked=parked)
+            if self._failure is None:  # so this ends the term
+                self._caution.topics.refused(error.topics, error.reason, at=_now())
         self._failure = self._failure or error
         self.stop()
 
@@ -216,7 +228,10 @@ class RowMarksTerm(Term):
         if len(parked) < len(batch):
             ids = [record.id for record in batch if not isinstance(record, _ParkedRecord)] if parked else None
             ids = [record.id for record in batch] if ids is None else ids
-            await self._table.purge(self.view, ids)
+            began = self._measures.now()
+            age = await self._table.purge(self.view, ids)
+            self._measures.took(Stage.PURGE, began)
+            self._measures.waited(age, records=len(ids))
             self._caution.settled(ids, parked=False)
         if parked:
             numbers = [record.id for record in parked]
@@ -231,3 +246,7 @@ class RowMarksTerm(Term):
                 self._attended.set()
         self._in_flight.forget(batch)
         self._count(Counter(record.topic for record in batch))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Events out: one JSON object a line (NDJSON), as the child process tells its supervisor and the command its user."""
+"""Write events, one JSON object a line (NDJSON): the child process for its supervisor, the command for its user."""
 
 from __future__ import annotations
 

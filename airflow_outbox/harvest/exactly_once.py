@@ -12,7 +12,9 @@ change anything. Then activities overlap: while batch n is being committed, n+2 
 - *settling* deletes the records of the batches that consumers can read, and moves those that were left out into the
   parked table, one batch after the other. Later transactions tell which batches can be read; if none does, Kafka is
   asked;
-- *attending* looks once a second for parked records that are to be published now or discarded (`harvest.parked_retry`).
+- *attending* looks once a second for parked records that are to be published now or discarded (`harvest.parked_retry`);
+- *catching up*, while a cluster is owed records and an operator asks for it, gives it what it missed
+  (`harvest.catch_up`).
 
 In a busy stream a batch costs two statements, each a round trip to Postgres: a read and a purge. It costs three round
 trips to Kafka, one after the other: the records, the ledger's records, the commit. Each step below says what it adds,
@@ -25,39 +27,47 @@ There is nothing to roll back, since nothing was marked.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from uuid import UUID
 
+from airflow_outbox.harvest.catch_up import CatchUp
 from airflow_outbox.harvest.config import Limits
-from airflow_outbox.harvest.durability import Durability
+from airflow_outbox.harvest.logs import Logs, at_once
+from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.parked_retry import ParkedRetry
-from airflow_outbox.harvest.pieces import Pieces
-from airflow_outbox.harvest.ports import Events, Table, TransactionalLog
+from airflow_outbox.harvest.ports import Events, Table, TransactionalLogFactory
 from airflow_outbox.harvest.protocol.atomic_batches import Closure
 from airflow_outbox.harvest.protocol.atomic_parking import WholeTransactions
 from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.batches import Batch, Piece
-from airflow_outbox.harvest.protocol.commitment import Commitment
+from airflow_outbox.harvest.protocol.commitment import PRIMARY, Commitment
 from airflow_outbox.harvest.protocol.flush_tracking import FlushTracking
+from airflow_outbox.harvest.protocol.ledger import Entry
 from airflow_outbox.harvest.protocol.ledger_state import LedgerState
 from airflow_outbox.harvest.protocol.parking import Caution, SingleRecords
 from airflow_outbox.harvest.protocol.recovery import require_pulse
 from airflow_outbox.harvest.protocol.transaction_headers import StampNames, Stamps
+from airflow_outbox.harvest.read_buffer import ReadBuffer
 from airflow_outbox.harvest.reading import Reading
 from airflow_outbox.harvest.recovery import Recovered, fence_rest
 from airflow_outbox.harvest.sending import Sending
-from airflow_outbox.harvest.settling import Settling
+from airflow_outbox.harvest.settling import Settling, bound_owed
 from airflow_outbox.harvest.term import Term
+from airflow_outbox.harvest.wal_flush import WalFlush
 from airflow_outbox.values.fence import Flushed, LedgerPosition, OperatorRequest, Pulse
+from airflow_outbox.values.metrics import Stage
 from airflow_outbox.values.pages import Length, OutboxRow
 
 _SHARE_OF_TIMEOUT = 0.8  # of the time that Kafka gives a transaction; the rest is for committing it
 
 
 class ExactlyOnceTerm(Term):
-    """Harvests under one view, from where recovery has ended."""
+    """Harvests under one view, from where recovery has ended.
+
+    The class is large because it shows a batch's way from read to settle in one place. Each step is a class of its own;
+    this one makes them, and says in which order they act.
+    """
 
     def __init__(
         self,
@@ -66,26 +76,32 @@ class ExactlyOnceTerm(Term):
         request: OperatorRequest,
         recovered: Recovered,
         table: Table,
-        log: TransactionalLog,
+        logs: Logs,
         limits: Limits,
-        published: Counter[str],
+        measures: Measures,
         caution: Caution,
         pace: Pace,
         report: Events,
         atomic: bool = False,
         stamp_names: StampNames | None = None,
+        new_logs: Mapping[str, TransactionalLogFactory] | None = None,
     ) -> None:
-        super().__init__(view=view, request=request, table=table, limits=limits, published=published)
+        """`new_logs` are those of all clusters that are configured, which may be owed records."""
+        super().__init__(view=view, request=request, table=table, limits=limits, measures=measures)
         self._fence = fence = recovered.fence
-        self._log = log
+        self._logs = logs
+        self._may_reshard = not atomic
         self._caution = caution
         self._accounted = recovered.flushed
-        self._ledger = LedgerState(view, fence, recovered.ledger)
-        last = recovered.ledger.witness.batch
-        self._commitment = Commitment(last=last, max_records=limits.max_in_flight_records)
+        self._ledgers = [LedgerState(view, fence, ledger) for ledger in recovered.ledgers]
+        last = recovered.ledgers[PRIMARY].witness.batch
+        self._commitment = Commitment(
+            last=last, max_records=limits.max_in_flight_records, backups=len(recovered.ledgers) - 1
+        )
+        self._written: dict[int, tuple[Entry, int]] = {}  # by log, with the highest id, until they are committed
         self._tracking = FlushTracking(recovered.flushed, batch=last)
-        self._durability = Durability(table, poll_interval=limits.poll_interval)
-        self._pieces = Pieces(limits, pace, atomic=atomic, stopping=self._stopping, room_made=self._room_made)
+        self._wal_flush = WalFlush(table, poll_interval=limits.poll_interval)
+        self._pieces = ReadBuffer(limits, pace, atomic=atomic, stopping=self._stopping, room_made=self._room_made)
         self._dividing: SingleRecords | WholeTransactions = SingleRecords(recovered.parked)
         stamps = Stamps(stamp_names, outbox_id=fence.outbox_id) if atomic and stamp_names else None
         closure: Closure | None = None
@@ -97,25 +113,32 @@ class ExactlyOnceTerm(Term):
             table=table,
             pieces=self._pieces,
             tracking=self._tracking,
-            durability=self._durability,
+            wal_flush=self._wal_flush,
             caution=caution,
             closure=closure,
             stamps=stamps,
         )
         self._sending = Sending(
-            view=view, table=table, log=log, commitment=self._commitment, caution=caution, pace=pace
+            view=view,
+            table=table,
+            logs=logs,
+            commitment=self._commitment,
+            caution=caution,
+            pace=pace,
+            measures=measures,
         )
         self._settling = Settling(
             view=view,
             table=table,
-            log=log,
-            ledger=self._ledger,
+            logs=logs,
+            ledgers=self._ledgers,
             commitment=self._commitment,
             tracking=self._tracking,
-            durability=self._durability,
+            wal_flush=self._wal_flush,
             reading=self._reading,
             sending=self._sending,
             stopping=self._stopping,
+            is_owed=bool(fence.owed),
         )
         self._retry = ParkedRetry(
             view=view,
@@ -130,6 +153,18 @@ class ExactlyOnceTerm(Term):
             report=report,
             is_paused=lambda: self.request.paused,
         )
+        self._catch_up = CatchUp(
+            view=view,
+            shard=fence.shard,
+            owed=fence.owed.keys(),
+            table=table,
+            logs=logs,
+            new_logs=new_logs or {},
+            commitment=self._commitment,
+            request=lambda: self.request,
+            accounted=lambda: self._ledgers[PRIMARY].witnessed.batch,
+            is_busy=lambda: self.in_flight > 0,
+        )
 
     @property
     def in_flight(self) -> int:
@@ -142,25 +177,40 @@ class ExactlyOnceTerm(Term):
         self._sending.heard.set()
 
     async def run(self) -> None:
+        owing = [bound_owed(self.view, self._table, self._limits), self._attach()] if self._fence.owed else []
         await self._run(
             [self._read(), self._publish(), self._commit_filled(), self._settle()],
-            serving=[self._retry.attend(), fence_rest(self.view, self._table, self._log)],
+            serving=[self._retry.attend(), fence_rest(self.view, self._table, self._logs), *owing],
         )
 
+    async def _attach(self) -> None:
+        """Catch clusters up, until one is to be attached: then this term ends."""
+        await self._catch_up.run()
+        self.attaches = True
+        self.stop()
+
     async def _read(self) -> None:
-        """Read pages while there is room: one statement each, at once until a window is read, then after a wait."""
+        """Read pages while there is room: one statement each, at once until a window is read.
+
+        For a while after records came, a reading itself waits for more. Then looks are ever further apart.
+        """
         interval = self._limits.poll_interval
         while not self._stopping.is_set():
             self._room_made.clear()
             paused = self.request.paused and not self._reading.is_streaming
             if paused or not self._pieces.is_room:
                 await self._room_made.wait()
-            elif await self._reading.read_page():
+            elif await self._read_page():
                 interval = self._came()
-                if not self._reading.is_amid_window:  # all that was there has been read
-                    await self._idle(interval)
-            else:
+            elif not self._prompt_time:
                 interval = await self._idle(interval)
+
+    async def _read_page(self) -> bool:
+        began = self._measures.now()
+        found = await self._reading.read_page(wait=self._prompt_time)
+        if found:
+            self._measures.took(Stage.READ, began)
+        return found
 
     async def _publish(self) -> None:
         """Send batches, one after the other: parked records that are due, or what was read. Waiting costs nothing."""
@@ -220,7 +270,7 @@ class ExactlyOnceTerm(Term):
     async def _commit_filled(self) -> None:
         """Commit batches in their order."""
         while (batch := await self._sending.filled.get()) is not None:
-            await self._durability.require(batch.written)  # one statement, unless the log is on disk, as it mostly is
+            await self._wal_flush.require(batch.written)  # one statement, unless the log is on disk, as it mostly is
             await self._commit(batch)
             self._caution.forget(chain(batch.parked.refused, batch.parked.waiting), parked=False)
             self._caution.settled(batch.ids, parked=False)
@@ -231,27 +281,62 @@ class ExactlyOnceTerm(Term):
         self._settling.end()
 
     async def _commit(self, batch: Batch) -> None:
-        """Write the entry into the ledger, and commit: two round trips to Kafka, no statement."""
-        entry = batch.entry(view=self.view, fence=self._fence)
-        highest_id = batch.highest_id(self._reading.last_drawn)
-        [log] = self._commitment.due(batch.number)  # there is one log so far
-        offset = await self._log.commit(self._ledger.records(entry, highest_id=highest_id))
-        self._ledger.committed(entry, offset=offset, highest_id=highest_id)
-        self._commitment.committed(log, entry, batch)
+        """Commit on the primary, then on the backups. Costs no statement, and two round trips to Kafka: the entry, the
+        commit. With backups the entry is written on all clusters at once, before the first commit: one that refuses it
+        does so while nothing is committed. Then each backup adds a round trip.
+        """
+        began = self._measures.now()
+        if len(self._logs) > 1:
+            await at_once([self._write_on(log, batch) for log in range(len(self._logs))])
+        while due := self._commitment.due(batch.number):
+            await at_once([self._commit_on(log, batch) for log in due])
+        self._measures.took(Stage.COMMIT, began)
+        batch.committed_at = self._measures.now()
         self._settling.committed()
+
+    async def _write_on(self, log: int, batch: Batch) -> None:
+        """Write the entry into a log's ledger, ahead of the commit."""
+        entry, highest_id = self._written[log] = self._entry_on(log, batch)
+        records = self._ledgers[log].records(entry, highest_id=highest_id)
+        await self._logs.on(log, lambda _, that: that.write(records, entry=entry))
+
+    async def _commit_on(self, log: int, batch: Batch) -> None:
+        """Commit on a log; write the entry into its ledger before, unless it is there."""
+        is_written, ledger = log in self._written, self._ledgers[log]
+        entry, highest_id = self._written.pop(log) if is_written else self._entry_on(log, batch)
+        records = [] if is_written else ledger.records(entry, highest_id=highest_id)
+        offset = await self._logs.on(log, lambda _, that: that.commit(records, entry=entry))
+        ledger.committed(entry, offset=offset, highest_id=highest_id)
+        self._commitment.committed(log, entry, batch)
+
+    def _entry_on(self, log: int, batch: Batch) -> tuple[Entry, int]:
+        """A batch's entry in a log's ledger, and the highest id that the sequence had drawn for it."""
+        entry = batch.entry(view=self.view, fence=self._fence, log=log)
+        return entry, batch.highest_id(self._reading.last_drawn)
 
     async def _settle(self) -> None:
         """Complete batches in Postgres, in their order."""
         while (committed := await self._settling.next()) is not None:
             entry, batch = committed
             await self._settling.await_readable()  # no request while later transactions tell, else one or a few
-            await self._settling.complete(entry, batch)  # one statement; one more each to park and to unpark
+            self._measures.took(Stage.READABLE, batch.committed_at)
+            began = self._measures.now()
+            age = await self._settling.complete(entry, batch)  # one statement; one more each to keep, park, unpark
+            self._measures.took(Stage.PURGE, began)
+            self._measures.waited(age, records=len(batch.ids))
             self._count(batch.topics)
             self._settling.settled()
             self._retry.settled(batch)
 
-    def _to_witness(self) -> LedgerPosition | None:
-        return self._ledger.settled if self._ledger.settled != self._ledger.witnessed else None
+    def _is_over(self, request: OperatorRequest) -> bool:
+        reshards = request.shards is not None and self._may_reshard
+        return request.handover or reshards
+
+    def _to_witness(self) -> Mapping[str, LedgerPosition]:
+        if all(ledger.settled == ledger.witnessed for ledger in self._ledgers):
+            return {}
+        settled = [ledger.settled for ledger in self._ledgers]
+        return dict(zip(self._fence.clusters, settled, strict=True))
 
     def _to_account(self) -> Flushed | None:
         flushed = self._tracking.account
@@ -259,13 +344,14 @@ class ExactlyOnceTerm(Term):
             flushed = flushed.behind(self._accounted)
         return flushed if flushed != self._accounted else None
 
-    def _told(self, pulse: Pulse, witness: LedgerPosition | None, flushed: Flushed | None) -> None:
+    def _told(self, pulse: Pulse, witness: Mapping[str, LedgerPosition], flushed: Flushed | None) -> None:
         # Compared with the highest id known when the question left: ids are drawn and published while the answer is on
         # its way.
-        self._ledger.witnessed = witness or self._ledger.witnessed
+        for cluster, ledger in zip(self._fence.clusters, self._ledgers, strict=True):
+            ledger.witnessed = witness.get(cluster, ledger.witnessed)
+            ledger.beats = pulse.beats
         self._accounted = flushed or self._accounted
-        self._ledger.beats = pulse.beats
-        require_pulse(self._fence, pulse, highest_id=self._ledger.witnessed.highest_id)
+        require_pulse(self._fence, pulse, highest_id=self._ledgers[PRIMARY].witnessed.highest_id)
 
 
 def _whole_transactions(recovered: Recovered, caution: Caution, limits: Limits) -> tuple[WholeTransactions, Closure]:

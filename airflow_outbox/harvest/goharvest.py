@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from airflow_outbox.harvest.settings import Duration, KafkaSettings, LogLevel, Settings
+from airflow_outbox.harvest.settings_base import Duration, KafkaSettings, LogLevel, Settings
 
 _LOG_LEVELS: Mapping[str, LogLevel] = {"warn": "warning", "trace": "debug"}
 _HEARTBEATS_A_SESSION = 3

@@ -1,102 +1,131 @@
-"""A member of an outbox: follows the election, leads in terms of one view each, and reports what happens.
-
-    standing by ── Lead ──► take over under a new view ──► a term ──┐
-         ▲                            ▲                             ├─ asked to stand by: finish what is in flight, let
-         go │                            └── failure: wait, a new view ┤ └────────── StandBy, or fenced by a successor
-         ─────────────┘
-
-A failure does not end the leadership: a new view makes its outcome irrelevant. Nothing is ever assumed to have failed.
-But a leader that can't reach Postgres for the heartbeat timeout resigns: it leaves the group, so that another member
-leads, and comes back when it has reached Postgres again.
-"""
+"""A member of an outbox: follows the election, and leads each shard that it is given (`harvest.leadership`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID, uuid4
 
-from airflow_outbox.errors import (
-    FencedError,
-    HistoryError,
-    OutboxError,
-    PostgresError,
-    PostgresUnreachableError,
-    RecordsRefusedError,
-)
+from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.absence import Absence
 from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.layout_change import NO_VIEWS, LayoutChange, Reshard
+from airflow_outbox.harvest.leadership import SHARD, Attach, Leadership
+from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.modes import Modes
 from airflow_outbox.harvest.ports import Election, Events, Table
-from airflow_outbox.harvest.protocol.election import Lead
-from airflow_outbox.harvest.term import Term
-from airflow_outbox.values.fence import Fence
+from airflow_outbox.harvest.protocol.election import Change, Standing
+from airflow_outbox.harvest.protocol.handover import StandIn
 
-SHARD = 0
 _PROGRESS_INTERVAL = 1.0
-_SHORTEST_DELAY = 0.1
-_DELAY_AFTER_REFUSAL = 0.01
-_LONGEST_DELAY = 5.0
-_RETURN_INTERVAL = 0.5
 _THROTTLED_INTERVAL = 10.0
+_HANDOVER_INTERVAL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard's table, its modes, and (of the first one only) a way to change their number, and the clusters.
+
+    A backup that can't be reached is detached after `detach_after` seconds (None: never).
+    """
+
+    number: int
+    table: Table
+    modes: Modes
+    reshard: Reshard | None = None
+    attach: Attach | None = None
+    detach_after: float | None = None
 
 
 class Harvester:
-    """Runs until stopped. A bug, as opposed to an OutboxError, ends it with that exception."""
+    """Runs until stopped. A bug, as opposed to an OutboxError, ends it with that exception.
+
+    `layout_changed` is set when it ends because the outbox has another number of shards.
+    """
 
     def __init__(
         self,
         *,
-        table: Table,
-        modes: Modes,
+        shards: Sequence[Shard],
         election: Election,
         limits: Limits,
         events: Events,
+        measures: Measures,
+        leadership: Callable[..., Leadership] = Leadership,
         new_view: Callable[[], UUID] = uuid4,
     ) -> None:
-        self._table = table
-        self._modes = modes
+        """`limits` are those of each shard."""
+        self.layout_changed = LayoutChange()
         self._election = election
-        self._limits = limits
         self._events = events
-        self._new_view = new_view
-        self._term: Term | None = None
-        self._leading: asyncio.Task[None] | None = None
-        self._returning: asyncio.Task[None] | None = None
-        self._views: list[UUID] = []  # of this leadership, since its last take-over that succeeded
-        self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
-        self._bug: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._measures = measures
+        self._absence = Absence(election, events)
+        self._leaderships = {
+            shard.number: leadership(
+                table=shard.table,
+                modes=shard.modes,
+                election=election,
+                absence=self._absence,
+                limits=limits,
+                events=events if len(shards) == 1 else of_shard(events, shard.number),
+                measures=measures,
+                layout_changed=self.layout_changed,
+                shard=shard.number,
+                is_alone=len(shards) == 1,
+                reshard=shard.reshard,
+                attach=shard.attach,
+                detach_after=shard.detach_after,
+                new_view=new_view,
+            )
+            for shard in shards
+        }
+        several = self._leaderships if len(shards) > 1 else ()
+        self._changes = {number: asyncio.Queue[Change | StandIn]() for number in several}
+        self._first = shards[0].table
         self._throttled_until = float("-inf")  # when a quota is reported again
-        self._recent: Counter[str] = Counter()  # by topic, since the last progress event
-        self._reported = 0
 
     @property
     def published(self) -> int:
         """Records published and purged by this member."""
-        return self._reported + self._recent.total()
+        return self._measures.published
 
-    async def run(self) -> None:
-        """Follow the election until `stop`."""
+    async def run(self, views: Mapping[int, UUID] = NO_VIEWS) -> None:
+        """Follow the election until `stop`, or until the layout changes.
+
+        `views` are those that this member has written with the layout. It leads these shards at once: to join the group
+        takes seconds (Kafka's `group.initial.rebalance.delay.ms`), and nothing would be published meanwhile. Whoever
+        the group elects takes over as from any leader.
+        """
+        stood_in = [lead.follow(StandIn(views[shard])) for shard, lead in self._leaderships.items() if shard in views]
+        await _together(stood_in)
         progress = asyncio.create_task(self._report_every_second())
-        following = asyncio.create_task(self._follow())
+        following = [asyncio.create_task(self._follow())]
+        following += [asyncio.create_task(self._follow_one(number)) for number in self._changes]
+        if self._changes:
+            following.append(asyncio.create_task(self._mind_handovers()))
+        changed = asyncio.create_task(self.layout_changed.wait())
+        bugs = [leadership.bug for leadership in self._leaderships.values()]
+        ends: list[asyncio.Future[None]] = [progress, *following, *bugs]
+        waited: list[asyncio.Future[Any]] = [changed, *ends]
         try:
-            await asyncio.wait({progress, following, self._bug}, return_when=asyncio.FIRST_COMPLETED)
-            for future in (progress, following, self._bug):
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            for future in ends:
                 if future.done():
                     future.result()
         finally:
-            tasks = [task for task in (progress, following, self._returning) if task is not None]
+            tasks = [progress, changed, *following]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._stand_by(0)
-            await self._table.close()
+            await self._absence.end()
+            await _together([leadership.close() for leadership in self._leaderships.values()])
             self._report()
 
     def throttled(self, seconds: float, *, client_id: str) -> None:
-        """A quota of Kafka's now holds the producers back for so many seconds."""
+        """A quota of Kafka's now holds the producers back for this many seconds."""
         now = asyncio.get_running_loop().time()
         if now < self._throttled_until:
             return
@@ -105,170 +134,41 @@ class Harvester:
 
     async def stop(self, grace: float) -> None:
         """Finish the records in flight, for at most `grace` seconds, leave the group, and end `run`."""
-        await self._stand_by(grace)
-        self._election.released(SHARD)
+
+        async def stop(leadership: Leadership) -> None:
+            await leadership.stand_by(grace)
+            self._election.released(leadership.shard)
+
+        await _together([stop(leadership) for leadership in self._leaderships.values()])
         await self._election.close()
 
     async def _follow(self) -> None:
-        async for shard, change in self._election.changes():
-            if isinstance(change, Lead):
-                self._events("elected", shard=shard)
+        async for number, change in self._election.changes():
+            if number in self._changes:
+                self._changes[number].put_nowait(change)
+            elif number in self._leaderships:
+                await self._leaderships[number].follow(change)
             else:
-                self._events("stood_by", shard=shard, reason=change.reason)
-            if shard != SHARD:
-                self._election.released(shard)
-            elif isinstance(change, Lead):
-                await self._stand_by(0)
-                self._leading = asyncio.create_task(self._lead())
-                self._leading.add_done_callback(self._notice_bug)
-            else:
-                await self._stand_by(self._limits.heartbeat_timeout)
-                self._election.released(SHARD)
+                self._election.released(number)
 
-    async def _lead(self) -> None:
-        loop, delay = asyncio.get_running_loop(), _SHORTEST_DELAY
-        self._reached_at = loop.time()
-        self._views = []
-        self._modes.begin_leadership()
+    async def _follow_one(self, number: int) -> None:
+        """Each shard follows by itself: none waits until another has stood by."""
         while True:
-            view = self._new_view()
-            published_before = self.published
-            try:
-                if await self._run_term(view):
-                    await self._leave()
-                    self._hand_over(view)
-                return
-            except FencedError:
-                self._views = []
-                self._events("fenced", shard=SHARD, view=str(view))
-                self._election.fenced(SHARD)
-                self._election.released(SHARD)
-                return
-            except OutboxError as error:
-                if asyncio.current_task() is not self._leading:  # asked to stand by: another view would be a duel
-                    if not await self._is_followed(view):
-                        self._events("error", error=str(error), retry_in=None)
-                    return
-                # A refusal narrows the next try: few terms are needed, and others should not wait long for them.
-                if isinstance(error, RecordsRefusedError):
-                    delay = _DELAY_AFTER_REFUSAL
-                elif self.published > published_before:
-                    delay = _SHORTEST_DELAY
-                self._events("error", error=str(error), retry_in=delay)
-                if not isinstance(error, PostgresUnreachableError):
-                    self._reached_at = loop.time()
-                    with contextlib.suppress(OutboxError):
-                        if isinstance(error, HistoryError):
-                            await self._table.halt(view, error.difference)
-                        if not isinstance(error, RecordsRefusedError):  # those are parked within moments
-                            await self._table.note_error(view, str(error))
-                elif loop.time() - self._reached_at > self._limits.heartbeat_timeout:
-                    self._resign(str(error))
-                    return
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _LONGEST_DELAY)
+            await self._leaderships[number].follow(await self._changes[number].get())
 
-    async def _run_term(self, view: UUID) -> bool:
-        """Lead under one view until asked to stop. Return whether operators have asked for another leader."""
-        fence = await self._take_over(view)
-        self._events("view", shard=SHARD, view=str(view))
-        try:
-            async with aclosing(self._modes.terms(view, fence, self._recent)) as terms:
-                async for term in terms:
-                    self._term = term
-                    await term.run()
-                    if term.request.handover or asyncio.current_task() is not self._leading:
-                        return term.request.handover
-            return False
-        finally:
-            self._term = None
-            self._reached_at = asyncio.get_running_loop().time()
-
-    async def _take_over(self, view: UUID) -> Fence:
-        """Write the view into the fence row: the first time in this leadership after any view, later only after one of
-        this leadership, so that a successor is never fenced in turn.
-        """
-        after = self._views
-        self._views = [*after, view] if after else []
-        fence = await self._table.take_over(view, after=after)
-        self._views = [view]
-        self._reached_at = asyncio.get_running_loop().time()
-        return fence
-
-    async def _is_followed(self, view: UUID) -> bool:
-        """Whether a successor has taken over already. That fails all work under way."""
-        try:
-            await self._table.require_fence(view)
-        except FencedError:
-            return True
-        except OutboxError:
-            pass
-        return False
-
-    def _resign(self, reason: str) -> None:
-        """Let others lead until this member reaches Postgres again."""
-
-        async def reached() -> None:
-            await self._table.is_empty()
-
-        self._leave_for_a_while(reason, lambda: self._succeeds(reached))
-
-    def _hand_over(self, view: UUID) -> None:
-        """Let another member lead. Come back when it does, or after a while if there is none."""
-
-        async def followed() -> None:
-            with contextlib.suppress(FencedError):
-                await self._table.require_fence(view)
-                raise PostgresError("not followed yet")
-
-        patience = self._limits.session_timeout
-        self._leave_for_a_while(
-            "a handover was requested", lambda: asyncio.wait_for(self._succeeds(followed), patience)
-        )
-
-    def _leave_for_a_while(self, reason: str, coming_back: Callable[[], Awaitable[None]]) -> None:
-        self._events("resigned", reason=reason)
-        self._election.resign(reason)
-        self._election.released(SHARD)
-        self._returning = asyncio.create_task(self._return(coming_back))
-
-    async def _return(self, coming_back: Callable[[], Awaitable[None]]) -> None:
-        with contextlib.suppress(TimeoutError):
-            await coming_back()
-        self._events("rejoined")
-        self._election.rejoin()
-
-    @staticmethod
-    async def _succeeds(attempt: Callable[[], Awaitable[None]]) -> None:
-        """Wait until an attempt raises no OutboxError."""
+    async def _mind_handovers(self) -> None:
+        """Stand in for leaders that hand a shard over, for one at a look, so that other members get some, too."""
         while True:
-            await asyncio.sleep(_RETURN_INTERVAL)
-            with contextlib.suppress(OutboxError):
-                await attempt()
-                return
-
-    async def _stand_by(self, grace: float) -> None:
-        """End the leadership: let the term finish for `grace` seconds, then abandon it."""
-        leading, self._leading = self._leading, None
-        if leading is None:
-            return
-        if self._term is not None:
-            self._term.stop()
-            await asyncio.wait({leading}, timeout=grace)
-        leading.cancel()
-        await asyncio.gather(leading, return_exceptions=True)
-        await self._leave()
-
-    async def _leave(self) -> None:
-        """Let operators see that nobody leads any more, if the last take-over is known to have succeeded."""
-        views, self._views = self._views, []
-        if len(views) == 1:
-            with contextlib.suppress(OutboxError):
-                await self._table.leave(views[0])
-
-    def _notice_bug(self, leading: asyncio.Task[None]) -> None:
-        if not leading.cancelled() and (error := leading.exception()) is not None and not self._bug.done():
-            self._bug.set_exception(error)
+            await asyncio.sleep(_HANDOVER_INTERVAL)
+            with contextlib.suppress(OutboxError):  # what leaders do reports what is wrong
+                for look in await self._first.looks():
+                    leadership, changes = self._leaderships.get(look.shard), self._changes.get(look.shard)
+                    if leadership is None or changes is None or not changes.empty():
+                        continue
+                    if (change := leadership.due(look)) is not None:
+                        changes.put_nowait(change)
+                        if isinstance(change, StandIn):
+                            break
 
     async def _report_every_second(self) -> None:
         while True:
@@ -276,16 +176,34 @@ class Harvester:
             self._report()
 
     def _report(self) -> None:
-        topics = dict(self._recent)
-        self._recent.clear()
-        self._reported += sum(topics.values())
+        topics = self._measures.take_recent()
+        terms = {number: each.term for number, each in self._leaderships.items() if each.term is not None}
+        standings = {number: self._election.standing(number) for number in self._leaderships}
+        first = next(iter(terms.values()), None)
         self._events(
             "progress",
-            standing=self._election.standing(SHARD).value,
-            view=str(self._term.view) if self._term else None,
-            paused=self._term.request.paused if self._term else False,
+            standing=(Standing.LEADER if terms or Standing.LEADER in standings.values() else standings[SHARD]).value,
+            view=str(first.view) if first else None,
+            paused=first.request.paused if first else False,
             published=self.published,
-            in_flight=self._term.in_flight if self._term else 0,
+            in_flight=sum(term.in_flight for term in terms.values()),
             rate=sum(topics.values()) / _PROGRESS_INTERVAL,
             topics=topics,
         )
+
+
+async def _together(activities: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; a single one costs no task."""
+    if len(activities) == 1:
+        await activities[0]
+    else:
+        await asyncio.gather(*activities)
+
+
+def of_shard(events: Events, shard: int) -> Events:
+    """Return the same, which also says of each event which shard it is about."""
+
+    def report(event: str, /, **fields: object) -> None:
+        events(event, **{"shard": shard, **fields})
+
+    return report

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from airflow_outbox.harvest.parking_events import report_discarded, report_parked, report_retried
-from airflow_outbox.harvest.pieces import Pieces
 from airflow_outbox.harvest.ports import Events, Table
 from airflow_outbox.harvest.protocol.atomic_batches import transactions
 from airflow_outbox.harvest.protocol.atomic_parking import WholeTransactions
@@ -24,6 +23,7 @@ from airflow_outbox.harvest.protocol.commitment import Commitment
 from airflow_outbox.harvest.protocol.parking import Caution, SingleRecords
 from airflow_outbox.harvest.protocol.releases import Releases
 from airflow_outbox.harvest.protocol.transaction_headers import Stamps
+from airflow_outbox.harvest.read_buffer import ReadBuffer
 from airflow_outbox.harvest.sending import Sending
 from airflow_outbox.harvest.term import ATTENDING_INTERVAL
 from airflow_outbox.values.pages import ID, KEY, TOPIC, OutboxRow, total_size
@@ -34,6 +34,8 @@ class ParkedRetry:
     """One term's care for the parked table.
 
     At most `batch_records` are tried at a time; in an `atomic` outbox more, if a source transaction needs it.
+
+    The class is large because it works with the other steps of the term: most of its attributes are given by these.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ParkedRetry:
         dividing: SingleRecords | WholeTransactions,
         caution: Caution,
         stamps: Stamps | None,
-        pieces: Pieces,
+        pieces: ReadBuffer,
         sending: Sending,
         commitment: Commitment,
         report: Events,
@@ -66,6 +68,7 @@ class ParkedRetry:
         self._due: tuple[Sequence[OutboxRow], Mapping[int, Refusal]] = (), {}
         self._due_records = batch_records
         self._attended = asyncio.Event()
+        self._is_stopped = False
 
     @property
     def is_due(self) -> bool:
@@ -73,7 +76,8 @@ class ParkedRetry:
         return bool(self._due[0])
 
     def stop(self) -> None:
-        """Let those go on who wait until due records are published."""
+        """Attend no more: what is in flight may still be in the table, and can't be discarded."""
+        self._is_stopped = True
         self._attended.set()
 
     async def attend(self) -> None:
@@ -83,7 +87,7 @@ class ParkedRetry:
         """
         while True:
             await asyncio.sleep(ATTENDING_INTERVAL)
-            if not self._dividing.parked or self._is_paused():
+            if self._is_stopped or not self._dividing.parked or self._is_paused():
                 continue
             if discarded := await self._table.discard_requested(self._view):
                 self._dividing.parked.gone(discarded)
@@ -108,8 +112,8 @@ class ParkedRetry:
     async def publish(self) -> None:
         """Publish the due records that can be, and wait until they are committed. Note which are refused again.
 
-        A batch, plus a statement if some are refused; in an `atomic` outbox another one for the transactions' lengths.
-        Raises FencedError, KafkaError, PostgresError.
+        Costs a batch, and one statement more if some are refused. An `atomic` outbox needs another one for the
+        transactions' lengths. Raises FencedError, KafkaError, PostgresError.
         """
         (due, refusals), self._due = self._due, ((), {})
         lengths = await self._table.parked_lengths(transactions(due)) if self._is_atomic else {}

@@ -14,11 +14,11 @@ from airflow_outbox.values.refusals import Refusal
 _MOST_REASONS = 10
 
 
-def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
+def report_parked(events: Events, diversion: Diversion[Any]) -> None:
     """Report records that were moved into the parked table, if there are any."""
     refused, waiting = diversion.refused, diversion.waiting
     if refused or waiting:
-        report_event(
+        events(
             "parked",
             topics=_named(diversion.topics),
             refused=len(refused),
@@ -27,16 +27,16 @@ def report_parked(report_event: Events, diversion: Diversion[Any]) -> None:
         )
 
 
-def report_retried(report_event: Events, *, topics: Counter[str], refused: Mapping[int, Refusal]) -> None:
+def report_retried(events: Events, *, topics: Counter[str], refused: Mapping[int, Refusal]) -> None:
     """Report parked records that were published, and others that were refused again."""
-    report_event("retried", topics=_named(topics), refused=len(refused), reasons=_reasons(refused))
+    events("retried", topics=_named(topics), refused=len(refused), reasons=_reasons(refused))
 
 
-def report_discarded(report_event: Events, lanes: Iterable[Lane]) -> None:
+def report_discarded(events: Events, lanes: Iterable[Lane]) -> None:
     """Report records that operators had discarded, if there are any. `lanes` has one for each."""
     topics = Counter(topic for topic, _ in lanes)
     if topics:
-        report_event("discarded", topics=_named(topics))
+        events("discarded", topics=_named(topics))
 
 
 def _named(topics: Mapping[str, int]) -> dict[str, int]:

@@ -7,18 +7,23 @@ the simulated ports pass one conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Unpack
 from uuid import UUID
 
 from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.cluster_ports import ClusterTable
 from airflow_outbox.harvest.protocol.election import Change, Standing
-from airflow_outbox.harvest.protocol.ledger import Extent, Ledger, LedgerRecord, Parked
-from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
-from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
-from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Ledger, LedgerRecord, Parked
+from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, LedgerRow, Pulse, Purged, ShardLook
+from airflow_outbox.values.pages import Length, OutboxRow, Page, PageBounds, PageSnapshot
+from airflow_outbox.values.records import Key, Lane, MarkedRecord, Snapshot
 from airflow_outbox.values.refusals import Refusal
+
+NO_BACKUPS: Mapping[str, LedgerRow] = {}
+NO_WITNESS: Mapping[str, LedgerPosition] = {}
 
 
 class Events(Protocol):
@@ -27,7 +32,7 @@ class Events(Protocol):
     def __call__(self, event: str, /, **fields: object) -> None: ...
 
 
-class Table(Protocol):
+class Table(ClusterTable, Protocol):
     """An outbox and its fence row.
 
     Any method may raise PostgresError; its effect may then have happened or not.
@@ -37,8 +42,9 @@ class Table(Protocol):
         """Write a new view into the fence row.
 
         Once it returns, no statement of an older view can change anything any more. Raises FencedError if the fence
-        names none of the views `after`; empty allows any. Makes new connections: statements under way on the old ones
-        may still take effect before it returns.
+        names none of the views `after`; empty allows any. Raises LayoutChangedError if the outbox has another layout
+        than the table was made for, TakeOverError while it gets another. Makes new connections: statements under way on
+        the old ones may still take effect before it returns.
         """
 
     async def fence(self, view: UUID) -> Fence:
@@ -52,9 +58,10 @@ class Table(Protocol):
         witness: LedgerPosition,
         transactional_ids: Sequence[str] | None = None,
         flushed: Flushed | None = None,
+        backups: Mapping[str, LedgerRow] = NO_BACKUPS,
     ) -> None:
         """Record in the fence row the term's mode and ledger and, unless None (as before), its producers' transactional
-        ids and how far everything is out. Raises FencedError.
+        ids and how far everything is out. `backups`: the ledger and the ids on other clusters. Raises FencedError.
 
         The ids are durable when it returns: none is used before, and one is left out only once it is fenced.
         """
@@ -75,10 +82,11 @@ class Table(Protocol):
         that the watermark does not see. All that it sees are purged by then.
         """
 
-    async def read(self, reading: PageSnapshot, *, max_records: int, max_bytes: int, transaction_ids: bool) -> Page:
-        """The next page of a window: at most `max_records`, and at most about `max_bytes` in memory, or one record.
+    async def read(self, reading: PageSnapshot, *, wait: float = 0.0, **bounds: Unpack[PageBounds]) -> Page:
+        """The next page of a window.
 
-        Changes nothing and asks for no fence. `transaction_ids`: the rows carry theirs.
+        Changes nothing and asks for no fence. If a new window would be empty, this waits this many seconds for a
+        transaction to end; it may return sooner all the same.
         """
 
     async def lengths(self, transaction_ids: Collection[int]) -> Mapping[int, Length]:
@@ -95,15 +103,16 @@ class Table(Protocol):
         *,
         watermark: Snapshot | None = None,
         batch: int | None = None,
-    ) -> int:
+    ) -> Purged:
         """Delete, or archive, records by exact ids, as far as the snapshot sees their transactions. Raises FencedError.
 
-        `batch` is their number in the ledger. Announces the watermark too, unless None (no news). Returns how far
-        Postgres' log is on disk.
+        `batch` is their number in the ledger. Announces the watermark too, unless None (no news).
         """
 
-    async def purge(self, view: UUID, ids: Sequence[int]) -> None:
-        """Delete records of this view. Raises FencedError."""
+    async def purge(self, view: UUID, ids: Sequence[int]) -> float | None:
+        """Delete records of this view. Return how many seconds ago the one in the middle was stashed (None: nobody
+        knows). Raises FencedError.
+        """
 
     async def reset(self, view: UUID, ids: Sequence[int]) -> None:
         """Take this view's mark from records. Raises FencedError."""
@@ -114,8 +123,8 @@ class Table(Protocol):
         Waits for no lock, and for no other call.
         """
 
-    async def parked_lanes(self) -> tuple[Mapping[Lane, int], Collection[str]]:
-        """The count of waiting records in each parked lane, and the topics that are parked whole."""
+    async def parked_lanes(self) -> tuple[Mapping[str, Counter[Key]], Collection[str]]:
+        """The count of waiting records in each lane, by topic and short key, and the topics that are parked whole."""
 
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
         """Move records into the parked table: those whose transactions the snapshot sees, or (without one) those with
@@ -123,8 +132,9 @@ class Table(Protocol):
         """
 
     async def parked_due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> Sequence[OutboxRow]:
-        """Parked records to publish now, in order: lanes with a record to be tried, each from its first record on; or
-        `of_all_lanes`, if any record is to be tried. At most `max_records`, and only enough to reach `max_bytes`.
+        """Parked records to publish now, in order. They are those of each lane with a record to be tried, from its
+        first record on; or those `of_all_lanes`, if any record is to be tried. At most `max_records`, and only enough
+        to reach `max_bytes`.
 
         Each has its number in the parked table in place of an id. All have their transaction ids.
         """
@@ -139,23 +149,23 @@ class Table(Protocol):
         for.
         """
 
-    async def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete parked records, by number. Raises FencedError."""
+    async def unpark(self, view: UUID, numbers: Sequence[int], *, batch: int | None = None) -> None:
+        """Delete parked records, by number. `batch` is theirs in the ledger. Raises FencedError."""
 
     async def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
         """Note, by number, that parked records were refused again, and when to try again.
 
         The `others`, which were tried with them, now wait for them: they are no longer due, and a cause of theirs that
-        can pass is forgotten. All records behind a refused one in its lane, or in a refused topic, wait too. Raises
-        FencedError.
+        can pass is forgotten. All records behind a refused one in its lane, or in a refused topic, wait too. A retry
+        for which somebody has asked since `parked_due` read them is still to come. Raises FencedError.
         """
 
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:
         """Discard records as operators have asked. Return their lanes, one for each. Raises FencedError."""
 
     async def release(self, view: UUID, *, max_records: int) -> bool:
-        """Make due the first records of lanes that nothing holds any more: neither a cause of their own, nor one of
-        another that stands for their topic. At most so many. Return whether there may be more. Raises FencedError.
+        """Make due the first record of each lane that nothing holds any more: it has no cause of its own, and no record
+        stands for its topic. At most this many. Return whether there may be more. Raises FencedError.
         """
 
     async def heartbeat(
@@ -165,11 +175,11 @@ class Table(Protocol):
         published: int,
         in_flight: int,
         rate: float,
-        witness: LedgerPosition | None = None,
+        witness: Mapping[str, LedgerPosition] = NO_WITNESS,
         flushed: Flushed | None = None,
     ) -> Pulse:
-        """Write into the fence row that the view is alive, how many more records it has published, its witness, and how
-        far everything is out. Announces the last.
+        """Write into the fence row that the view is alive, how many more records it has published, its `witness` on
+        each cluster (empty: as before), and how far everything is out. Announces the last.
 
         Durable once it returns. Raises FencedError.
         """
@@ -182,6 +192,16 @@ class Table(Protocol):
 
     async def note_error(self, view: UUID, error: str) -> None:
         """Write the reason for a failure into the fence row."""
+
+    async def looks(self) -> Sequence[ShardLook]:
+        """All that each shard with slots shows to all members. Waits for no lock."""
+
+    async def write_layout(self, views: Mapping[int, UUID], shards: int) -> Mapping[int, UUID]:
+        """Give the outbox this many shards, and void all views. `views` are those of all shards that have slots.
+
+        All of their committed batches are purged. Returns the fresh view of each new shard. Raises FencedError unless
+        all fences name these views.
+        """
 
     async def is_empty(self) -> bool:
         """Whether every committed record has been published and purged, by any member."""
@@ -294,6 +314,22 @@ class TransactionalLog(Protocol):
         `again` asks about topics, too, that were refused before.
         """
 
+    def passes(self, rows: Sequence[OutboxRow]) -> bool:
+        """Whether Kafka is known to take all these rows, without asking it. False: `examine` tells."""
+
+    def passes_too(self, topics: Set[str], *, largest: int) -> bool:
+        """The same of rows that pass on another cluster. `topics` are theirs; `largest` is how many bytes of key and
+        value one of them has at most.
+        """
+
+    def partitions(self, topics: Collection[str]) -> Mapping[str, int]:
+        """How many partitions those of these topics have that are known."""
+
+    def choose_partitions(self, rows: Sequence[OutboxRow]) -> Sequence[int] | None:
+        """The partition into which this cluster's producers would put each row; None if that is not known of all. The
+        same rows get the same partitions while their topics have as many.
+        """
+
     async def begin(self) -> bool:
         """Begin the next transaction, perhaps while others are being committed; waits until its producer is free.
 
@@ -301,16 +337,24 @@ class TransactionalLog(Protocol):
         nothing is to be published before the fence row has been read.
         """
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+    async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
         """Send rows, in order, in the transaction begun last. Wait until Kafka has them; return where they are.
+        `partitions`: where each of them goes (None: where it names a partition or, by its key, this cluster puts it).
 
         This proves that the last transaction of the same producer is readable. Raises RecordsRefusedError if Kafka
         refuses the records.
         """
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger in the first uncommitted transaction, and commit it. Return the last one's
-        offset there. Nothing more is published in this transaction, and the commit before it has returned.
+    async def write(self, records: Sequence[LedgerRecord], *, entry: Entry | None = None) -> None:
+        """Write records into the ledger in the first uncommitted transaction, ahead of `commit`, which gets none then.
+        Wait until Kafka has them. Nothing more is published in this transaction, and the commit before it has returned.
+
+        `entry` is the batch's, as it is on this cluster. Its extents are written, too, where positions are on.
+        """
+
+    async def commit(self, records: Sequence[LedgerRecord], *, entry: Entry | None = None) -> int:
+        """Write records as `write` does, unless that was done, and commit the first uncommitted transaction. Return the
+        last one's offset in the ledger.
         """
 
     async def await_readable(self) -> None:

@@ -7,37 +7,42 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Self
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Self
 
 from airflow_outbox.errors import ConfigurationError, KafkaError, OutboxError
 from airflow_outbox.harvest.archiving import tend_archive
+from airflow_outbox.harvest.assembly import Assembly, assembled, on_primary
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.harvester import SHARD, Harvester
-from airflow_outbox.harvest.kafka.election import NeliElection
-from airflow_outbox.harvest.kafka.errors import NowAndThen, RepeatedWarnings
-from airflow_outbox.harvest.kafka.fencing import StuckIds
+from airflow_outbox.harvest.health_history import HistoryKeeper
+from airflow_outbox.harvest.health_monitor import HealthMonitor
+from airflow_outbox.harvest.kafka.errors import NowAndThen, RepeatedWarnings, is_not_the_clients
 from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
 from airflow_outbox.harvest.kafka.oauth import TokenSource
-from airflow_outbox.harvest.kafka.producer import KafkaLog, producer_settings
-from airflow_outbox.harvest.kafka.reach import reach
-from airflow_outbox.harvest.kafka.record_size import client_limit
-from airflow_outbox.harvest.kafka.topic_cache import TopicCache
-from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
-from airflow_outbox.harvest.modes import Modes
-from airflow_outbox.harvest.ports import Events, Log, TransactionalLog
-from airflow_outbox.harvest.postgres_table import PostgresTable
-from airflow_outbox.harvest.protocol.election import Standing
-from airflow_outbox.harvest.protocol.transaction_headers import StampNames
-from airflow_outbox.harvest.settings import LogLevel
-from airflow_outbox.harvest.troubles import StandingTroubles, TroubleTeller
+from airflow_outbox.harvest.kafka.reachability import reachability_probes
+from airflow_outbox.harvest.measures import Measures
+from airflow_outbox.harvest.member import Member
+from airflow_outbox.harvest.ports import Events, Table
+from airflow_outbox.harvest.positions_process import replicate_positions
+from airflow_outbox.harvest.positions_telling import PositionsTeller
+from airflow_outbox.harvest.settings_base import LogLevel
+from airflow_outbox.harvest.trouble_reporting import StandingTroubles, TroubleTeller
 from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.cluster_rows import read_clusters, require_known
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import Identity, OutboxTable
+from airflow_outbox.values.layout import Layout
+from airflow_outbox.values.trace_context import require_opentelemetry
 from airflow_outbox.values.verdict import TroubleKind
+
+if TYPE_CHECKING:
+    from airflow_outbox.harvest.endpoint import Endpoint
+    from airflow_outbox.harvest.tracing import Tracing
 
 _LOOK_INTERVAL = 0.5
 _OBJECTS_A_RECORD = 10  # a row, its lists of headers, and what is on its way to Kafka, with room to spare
@@ -62,21 +67,28 @@ class Until:
         try:
             time = datetime.fromisoformat(text)
         except ValueError:
-            raise ConfigurationError(f"until: {text!r} is not forever, drained or an ISO 8601 time") from None
+            raise ConfigurationError(
+                f"until: {text!r} is not a time. Give forever, drained or an ISO 8601 time"
+            ) from None
         return cls(time=time if time.tzinfo else time.replace(tzinfo=UTC))
 
 
 def log_to_stderr(level: LogLevel) -> None:
-    """Let this process and its clients log to stderr, in lines; stdout is for events."""
+    """Let this process and its clients log to stderr, in lines; stdout is for events. A terminal gets no lines of
+    Kafka's client, unless somebody looks closely.
+    """
     if level == "off":
         logging.disable()
     else:
         logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        looks_closely = level in ("info", "debug")
         for handler in logging.root.handlers:
-            handler.addFilter(RepeatedWarnings())
+            handler.addFilter(RepeatedWarnings(tells_retries=looks_closely))
+            if sys.stderr.isatty() and not looks_closely:
+                handler.addFilter(is_not_the_clients)
 
 
-def _collect_garbage_seldom(config: HarvestConfig) -> None:
+def collect_garbage_seldom(config: HarvestConfig) -> None:
     """Let Python look for reference cycles only after many more objects than can be in flight have been made.
 
     Each row is a few short-lived objects, none in a cycle. Scanning them again and again took longer than reading them.
@@ -87,108 +99,141 @@ def _collect_garbage_seldom(config: HarvestConfig) -> None:
 
 
 async def harvest(
-    config: HarvestConfig, *, until: Until, events: Events, stop: asyncio.Event, grace: float
+    config: HarvestConfig,
+    *,
+    until: Until,
+    events: Events,
+    stop: asyncio.Event,
+    grace: float,
+    metrics_at: tuple[str, int] | None = None,
 ) -> EndReason:
     """Run one member until `until` or `stop`. Then finish the records in flight, for at most `grace` seconds, and leave
-    the group.
+    the group. Metrics and health are served at the host and port `metrics_at`, unless None.
 
-    Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started it rides out errors.
+    Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started, errors don't end it.
     """
     log_to_stderr(config.log_level)
-    _collect_garbage_seldom(config)
+    collect_garbage_seldom(config)
     loop = asyncio.get_running_loop()
     events = troubles = StandingTroubles(events, loop.time)
-    complain = _complaints(events)
-    _watch_tokens(config, complain)
+    complain = complaints(events)
+    watch_tokens(config, complain)
+    tracing = await asyncio.to_thread(_tracing, config)
     identity, name = await asyncio.to_thread(_identify, config)
     names = KafkaNames.of(config, identity.outbox_id)
-    teller = TroubleTeller(config.data_source, name, troubles, await asyncio.to_thread(reach, config, names))
+    measures = Measures(loop.time)
+
+    def opened(purpose: str) -> OutboxTable:
+        return OutboxTable(connect(config.data_source, purpose=purpose, waits_for_standbys=False), name)
+
+    def heard_of(layout: int) -> None:
+        if member is not None:
+            member.heard_of(layout)
+
+    member: Member | None = None
+    monitor = HealthMonitor(
+        opened=opened,
+        thresholds=config.thresholds,
+        measures=measures,
+        events=events,
+        on_layout=heard_of,
+        parts={cluster: "primary" if cluster == identity.primary else "backup" for cluster in config.by_cluster()},
+    )
+    endpoint = None if metrics_at is None else _serve(*metrics_at, monitor, config, events)
+    asks = await asyncio.to_thread(reachability_probes, config, names)
+    teller = TroubleTeller(config.data_source, name, troubles, asks, monitor.parts)
     telling = asyncio.create_task(teller.run())
+
+    async def assemble(identity: Identity, partitions: int) -> Assembly:
+        return await assembled(
+            config,
+            name,
+            names,
+            outbox_id=identity.outbox_id,
+            layout=Layout(identity.layout, identity.shards),
+            partitions=partitions,
+            events=events,
+            measures=measures,
+            complain=complain,
+            tracing=tracing,
+            primary=identity.primary,
+            promotions=identity.promotions,
+        )
+
+    async def assemble_again() -> Assembly:
+        again, _ = await asyncio.to_thread(_identify, config)
+        on_it = on_primary(config, again.primary)
+        return await assemble(again, await asyncio.to_thread(leader_partitions, on_it, names))
+
     try:
-        partitions = await asyncio.to_thread(leader_partitions, config, names)
+        on_it = on_primary(config, identity.primary)
+        partitions = await asyncio.to_thread(leader_partitions, on_it, names)
     except KafkaError as error:
         telling.cancel()
         with contextlib.suppress(OutboxError):
-            await teller.tell((TroubleKind.KAFKA, str(error)))
+            await teller.tell((TroubleKind.KAFKA, str(error), None))
         raise
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
-    table = PostgresTable(
-        config.data_source,
-        name,
-        config.limits,
-        archives=config.archives,
-        waits_for_standbys=config.wait_for_standbys,
-        outbox_id=identity.outbox_id,
-        most_bytes=client_limit(producer_settings(config)),
+    member = Member(await assemble(identity, partitions), assemble=assemble_again, events=events)
+    running = asyncio.create_task(member.run())
+    history = HistoryKeeper(
+        opened=opened,
+        leads=lambda: member.leads() or measures.leads,
+        monitor=monitor,
+        measures=measures,
+        thresholds=config.thresholds,
+        complain=complain,
     )
-
-    book = TopicCache(config.kafka, producer=producer_settings(config), own=(names.leader_topic, names.ledger_topic))
-
-    stuck = StuckIds()
-    client_id = str(producer_settings(config)["client.id"])
-
-    def throttled(seconds: float) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: harvester.throttled(seconds, client_id=client_id))
-
-    async def new_log(*, individually: bool = False) -> Log:
-        settings = producer_settings(config)
-        return await KafkaLog.open(settings, book=book, individually=individually, on_throttled=throttled)
-
-    async def new_transactional_log() -> TransactionalLog:
-        return await KafkaTransactionalLog.open(
-            config, names, shard=SHARD, book=book, on_throttled=throttled, stuck=stuck
-        )
-
-    # Find settings that the client refuses now, not when this member begins to lead.
-    await (await (new_transactional_log if config.delivery == "exactly_once" else new_log)()).close()
-    election = await asyncio.to_thread(
-        NeliElection,
-        config,
-        topic=names.leader_topic,
-        partitions=partitions,
-        group_id=names.leader_group_id,
-        on_error=complain,
-        on_heartbeat=book.heartbeat_was_timely,
+    tending = asyncio.create_task(tend_archive(config, leads=member.leads, complain=complain))
+    positions_teller = PositionsTeller(config.data_source, name, beside_harvest=True, complain=complain)
+    replicating = asyncio.create_task(
+        replicate_positions(config, leads=member.leads, events=events, complain=complain, teller=positions_teller)
     )
-    harvester = Harvester(
-        table=table,
-        modes=Modes(
-            delivery=config.delivery,
-            table=table,
-            new_log=new_log,
-            new_transactional_log=new_transactional_log,
-            limits=config.limits,
-            report=events,
-            atomic=config.atomic,
-            stamp_names=StampNames(**config.transaction_headers.model_dump()),
-        ),
-        election=election,
-        limits=config.limits,
-        events=events,
-    )
-    running = asyncio.create_task(harvester.run())
-    tending = asyncio.create_task(
-        tend_archive(config, leads=lambda: election.standing(SHARD) is Standing.LEADER, complain=complain)
-    )
-    reaching = asyncio.create_task(_reach(until, table))
+    reaching = asyncio.create_task(_reach(until, lambda: member.table))
     stopping = asyncio.create_task(stop.wait())
+    monitoring = asyncio.create_task(monitor.run())
+    noting = asyncio.create_task(history.run())
     try:
         await asyncio.wait({running, reaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
         reason = reaching.result() if reaching.done() and not reaching.cancelled() else "stopped"
         if not running.done():
-            await harvester.stop(grace)
+            await member.stop(grace)
         await running
     finally:
-        for task in (running, reaching, stopping, tending, telling):
+        tasks = (running, reaching, stopping, tending, replicating, telling, monitoring, noting)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(running, reaching, stopping, tending, telling, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tracing is not None:
+            await tracing.close(grace / 2)
+    monitor.close()
+    history.close()
     await teller.close()
-    events("ended", reason=reason, published=harvester.published)
+    events("ended", reason=reason, published=member.published)
+    if endpoint is not None:
+        await asyncio.to_thread(endpoint.close)
     return reason
 
 
-def _complaints(events: Events) -> Callable[[str], None]:
+def _serve(host: str, port: int, monitor: HealthMonitor, config: HarvestConfig, events: Events) -> Endpoint:
+    from airflow_outbox.harvest.endpoint import Endpoint  # loaded only where it is asked for
+
+    endpoint = Endpoint(host, port, monitor, outbox=config.outbox_table)
+    events("serving", host=host, port=endpoint.port)
+    return endpoint
+
+
+def _tracing(config: HarvestConfig) -> Tracing | None:
+    """The process's spans, if it is to make any. Raises ConfigurationError."""
+    if not config.tracing.enabled:
+        return None
+    require_opentelemetry()
+    from airflow_outbox.harvest.tracing import Tracing  # here, because it loads OpenTelemetry
+
+    return Tracing.start(outbox=str(config.name))
+
+
+def complaints(events: Events) -> Callable[[str], None]:
     """Return a function that reports errors, the same text again only after a while."""
     now_and_then = NowAndThen()
 
@@ -199,15 +244,17 @@ def _complaints(events: Events) -> Callable[[str], None]:
     return complain
 
 
-def _watch_tokens(config: HarvestConfig, complain: Callable[[str], None]) -> None:
-    source, loop = config.kafka.get("oauth_cb"), asyncio.get_running_loop()
+def watch_tokens(config: HarvestConfig, complain: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
 
-    def failed(reason: str) -> None:
+    def failed(where: str, reason: str) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(complain, f"no new token for Kafka: {reason}. Check where oauth_cb gets it")
+            loop.call_soon_threadsafe(complain, f"no new token for {where}: {reason}. Check where oauth_cb gets it")
 
-    if isinstance(source, TokenSource):
-        source.on_failure = failed
+    for cluster, own in config.by_cluster().items():
+        source = own.kafka.get("oauth_cb")
+        if isinstance(source, TokenSource):
+            source.on_failure = partial(failed, f"cluster {cluster}" if config.clusters else "Kafka")
 
 
 def _identify(config: HarvestConfig) -> tuple[Identity, OutboxName]:
@@ -218,19 +265,21 @@ def _identify(config: HarvestConfig) -> tuple[Identity, OutboxName]:
         table.require_sound()
         if config.archives:
             Archive(table.connection, table.name).require()
+        if config.clusters:
+            require_known(config.clusters, known=read_clusters(table.connection, table.name), name=table.name)
         return table.identity(), table.name
     finally:
         table.close()
 
 
-async def _reach(until: Until, table: PostgresTable) -> EndReason:
+async def _reach(until: Until, table: Callable[[], Table]) -> EndReason:
     """Return once the harvest has reached its end."""
     while True:
         if until.time is not None and datetime.now(UTC) >= until.time:
             return "time"
         if until.drained:
             try:
-                if await table.is_empty():
+                if await table().is_empty():
                     return "drained"
             except OutboxError:
                 pass  # the leader's own statements report what is wrong

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from airflow_outbox.harvest.durability import Durability
-from airflow_outbox.harvest.pieces import Pieces
 from airflow_outbox.harvest.ports import Table
 from airflow_outbox.harvest.protocol.atomic_batches import Closure, Taken, lengths_in, transactions
 from airflow_outbox.harvest.protocol.batches import Piece
@@ -19,6 +17,8 @@ from airflow_outbox.harvest.protocol.parking import Caution
 from airflow_outbox.harvest.protocol.recovery import require_page
 from airflow_outbox.harvest.protocol.transaction_headers import Stamps
 from airflow_outbox.harvest.protocol.windows import Windows
+from airflow_outbox.harvest.read_buffer import ReadBuffer
+from airflow_outbox.harvest.wal_flush import WalFlush
 from airflow_outbox.values.fence import Fence
 from airflow_outbox.values.pages import ID, OutboxRow, Page, PageSnapshot, total_size
 from airflow_outbox.values.refusals import Cause, Refusal
@@ -36,20 +36,20 @@ class Reading:
         *,
         fence: Fence,
         table: Table,
-        pieces: Pieces,
+        pieces: ReadBuffer,
         tracking: FlushTracking,
-        durability: Durability,
+        wal_flush: WalFlush,
         caution: Caution,
         closure: Closure | None,
         stamps: Stamps | None,
     ) -> None:
         self.last_drawn = fence.last_drawn
-        self._windows = Windows(first)
+        self._windows = Windows(first, slots=fence.slots)
         self._fence = fence
         self._table = table
         self._pieces = pieces
         self._tracking = tracking
-        self._durability = durability
+        self._wal_flush = wal_flush
         self._caution = caution
         self._closure = closure
         self._stamps = stamps
@@ -65,11 +65,11 @@ class Reading:
         """Whether a batch is under way that can't end with the rows read so far."""
         return self._closure is not None and self._closure.is_streaming
 
-    async def read_page(self) -> bool:
+    async def read_page(self, *, wait: float = 0.0) -> bool:
         """Read the next page, and pass on what can be published. Return whether there were rows.
 
-        One statement; a second one where the page holds parts of source transactions (`atomic`). Raises HistoryError,
-        PostgresError.
+        A new window may `wait` this many seconds for rows. One statement, and cheap looks before it; a second one where
+        the page holds parts of source transactions (`atomic`). Raises HistoryError, PostgresError.
         """
         pieces = self._pieces
         page = await self._table.read(
@@ -77,16 +77,19 @@ class Reading:
             max_records=pieces.page_records,
             max_bytes=pieces.page_bytes,
             transaction_ids=self._closure is not None,
+            wait=wait,
         )
         self._file_number = require_page(self._fence, page, file_number=self._file_number)
-        self._durability.seen(page.flushed)
+        self._wal_flush.seen(page.flushed)
         self._condemn_chosen_ids(page)
         read, (taken, refused) = page.rows, await self._take(page)
         rows = taken.rows
         if self._stamps is not None and self._closure is not None:
             rows = self._stamps.stamped(rows, self._closure.lengths)
         last_id = read[-1][0] if read else None
-        within = self._windows.advance(snapshot=page.snapshot, last_id=last_id, complete=page.complete)
+        within = self._windows.advance(
+            snapshot=page.snapshot, last_id=last_id, complete=page.complete, cursors=page.cursors
+        )
         self._tracking.send(len(rows))  # rows held back are sent before the window's end
         if not self.is_amid_window:
             self._tracking.end_window(within)
@@ -94,7 +97,7 @@ class Reading:
         pieces.hold(len(read), piece.bytes if rows is read else total_size(read))
         if rows:
             pieces.put(piece)
-        return bool(read)
+        return bool(read) or self.is_amid_window
 
     async def _take(self, page: Page) -> tuple[Taken, Mapping[int, Refusal]]:
         """Return the rows that go out after a page, and the source transactions that will not be published."""
@@ -114,7 +117,7 @@ class Reading:
     def _condemn_chosen_ids(self, page: Page) -> None:
         """Park records with ids that the sequence has not drawn: later it will give these ids to other records."""
         self.last_drawn = max(self.last_drawn, page.last_drawn)
-        if page.rows and page.rows[-1][0] > self.last_drawn:
+        if page.highest_id > self.last_drawn:
             reason = (
                 f"the id was chosen by its writer: it is above the sequence's last one, {self.last_drawn}. "
                 "`airflow-outbox parked retry` publishes the record anyway"

@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Protocol
 
 from airflow_outbox.errors import KafkaError, StuckTransactionsError
+from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
-from airflow_outbox.harvest.protocol.turns import Place, Turns
+from airflow_outbox.harvest.protocol.turns import Turns
+from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import OutboxRow
 
 _ASKING_INTERVAL = 0.002
@@ -42,11 +44,16 @@ class RotatingProducer(Protocol):
     async def renew(self) -> None:
         """Replace a producer that has no transaction open by one of a new epoch."""
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows in the open transaction, or a new one, until Kafka has them. Return where they are."""
+    async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
+        """Send rows, into these partitions if they are given, in the open transaction, or a new one, until Kafka has
+        them. Return where they are.
+        """
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger, and commit. Return the last one's offset there."""
+    async def write(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> None:
+        """Write records into the ledger, and `extents`, if any, in the open transaction, or a new one."""
+
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
+        """Write these, too, and commit. Return the ledger's last offset."""
 
     def close(self) -> None:
         """Give up open transactions, and end. Waits for nothing."""
@@ -71,7 +78,7 @@ class Rotation:
         self,
         producers: Sequence[RotatingProducer],
         *,
-        stable_offsets: Callable[[Collection[Place]], Awaitable[Mapping[Place, int]]],
+        stable_offsets: Callable[[Collection[TopicAndPartition]], Awaitable[Mapping[TopicAndPartition, int]]],
     ) -> None:
         """`stable_offsets` asks Kafka how far consumers that read committed can get."""
         self._producers = producers
@@ -79,7 +86,7 @@ class Rotation:
         self._turns = Turns(len(producers))
         self._free = [asyncio.Lock() for _ in producers]
         self._renewals: dict[int, asyncio.Task[None]] = {}
-        self._ends: dict[int, dict[Place, int]] = {}  # the last offsets of uncommitted transactions
+        self._ends: dict[int, dict[TopicAndPartition, int]] = {}  # the last offsets of uncommitted transactions
         self._commits = 0
 
     @property
@@ -109,17 +116,22 @@ class Rotation:
         await renewal
         return True
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+    async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
         number = self._turns.begun
-        extents = await self._producers[self._turns.turn(number)].publish(rows)
+        extents = await self._producers[self._turns.turn(number)].publish(rows, partitions)
         self._turns.taken(number)
         self._ends[number].update({(extent.topic, extent.partition): extent.last for extent in extents})
         return extents
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+    async def write(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> None:
+        number = self._commits + 1
+        await self._producers[self._turns.turn(number)].write(records, extents)
+        self._turns.taken(number)
+
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
         self._commits += 1
         number, turn = self._commits, self._turns.turn(self._commits)
-        offset = await self._producers[turn].commit(records)
+        offset = await self._producers[turn].commit(records, extents)
         self._turns.taken(number)  # if nothing was published, the ledger's records tell
         self._turns.committed(self._ends.pop(number))
         if self._producers[turn].needs_epoch:

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from airflow_outbox.errors import KafkaError, RecordsRefusedError
-from airflow_outbox.harvest.ports import Table, TransactionalLog
+from airflow_outbox.harvest.logs import Logs
+from airflow_outbox.harvest.measures import Measures
+from airflow_outbox.harvest.ports import Table
 from airflow_outbox.harvest.protocol.batch_size import Pace
 from airflow_outbox.harvest.protocol.batches import Batch
-from airflow_outbox.harvest.protocol.commitment import PRIMARY, Commitment
+from airflow_outbox.harvest.protocol.commitment import Commitment
 from airflow_outbox.harvest.protocol.parking import Caution
+from airflow_outbox.values.metrics import Stage
 from airflow_outbox.values.pages import ID, OutboxRow, total_size
 from airflow_outbox.values.refusals import Refusal
 
@@ -29,36 +32,41 @@ class Sending:
         *,
         view: UUID,
         table: Table,
-        log: TransactionalLog,
+        logs: Logs,
         commitment: Commitment,
         caution: Caution,
         pace: Pace,
+        measures: Measures,
     ) -> None:
         self.filled: asyncio.Queue[Batch | None] = asyncio.Queue()
         self.is_filling = False
         self.heard = asyncio.Event()
         self._view = view
         self._table = table
-        self._log = log
+        self._logs = logs
         self._commitment = commitment
         self._caution = caution
         self._pace = pace
+        self._measures = measures
+        self._began = 0.0
 
     async def begin(self, *, unparked: Sequence[int] = ()) -> Batch:
         """Begin a batch of records of the outbox, or of `unparked` ones.
 
-        Waits until its producer is free. One with a new epoch may have fenced a successor: then the fence row is read.
+        Waits until its producers are free. One with a new epoch may have fenced a successor: the fence row is read.
         Raises FencedError, KafkaError, PostgresError.
         """
         self.is_filling = True
-        if await self._log.begin():
+        if await self._logs.begin():
             await self._table.require_fence(self._view)
+        self._began = self._measures.now()
         return Batch(self._commitment.begin(), unparked=[*unparked])
 
     async def refusals(self, rows: Sequence[OutboxRow], *, parked: bool = False) -> Mapping[int, Refusal]:
         """Which of these rows, of the outbox or `parked` ones, can't be published, by id. Asks Kafka in doubt only."""
-        refusals = await self._log.examine(rows, again=parked)
-        return {**self._caution.condemned[parked], **refusals} if self._caution.condemned[parked] else refusals
+        refusals = await self._logs.examine(rows, again=parked)
+        known = self._caution.known(rows, at=asyncio.get_running_loop().time(), parked=parked)
+        return {**known, **refusals} if known else refusals
 
     async def send(self, batch: Batch, rows: Sequence[OutboxRow], *, parked: bool = False) -> None:
         """Add rows, of the outbox or `parked` ones, to the batch. Wait until Kafka has them.
@@ -69,7 +77,7 @@ class Sending:
         for portion in self._caution.portions(rows, parked=parked):
             began = now()
             try:
-                batch.add(await self._log.publish(portion))
+                batch.add(await self._logs.publish(portion))
                 self._pace.took(total_size(portion), seconds=now() - began)
                 self.heard.set()
             except RecordsRefusedError as error:
@@ -77,6 +85,7 @@ class Sending:
                 ids = error.records or [row[ID] for row in portion]
                 certain = bool(error.records) or len(ids) == 1
                 self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
+                self._caution.topics.refused(error.topics, error.reason, at=now())
                 raise
             except KafkaError:
                 self._pace.failed(total_size(portion), seconds=now() - began)
@@ -84,7 +93,9 @@ class Sending:
 
     async def hand_over(self, batch: Batch) -> None:
         """The batch is filled: it is committed in its turn."""
-        self._commitment.prepared(PRIMARY)
+        self._measures.took(Stage.PUBLISH, self._began)
+        for log in range(len(self._logs)):
+            self._commitment.prepared(log)
         self.is_filling = False
         self.heard.set()  # a waiter for the next transaction may have to ask
         await self.filled.put(batch)

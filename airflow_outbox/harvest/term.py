@@ -1,5 +1,5 @@
-"""The base of a term of leadership in every protocol: it stops when asked, watches its fence, and keeps the fence row's
-account.
+"""The base of a term of leadership in either mode: it stops when asked, watches its fence, and writes its heartbeat and
+counts into the fence row.
 
 A term runs activities that overlap. Those that harvest end when the term is asked to stop and the records in flight are
 settled. The accompanying ones end after them:
@@ -15,11 +15,12 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from airflow_outbox.harvest.config import Limits
+from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.ports import Table
 from airflow_outbox.values.fence import Flushed, LedgerPosition, OperatorRequest, Pulse
 
@@ -31,23 +32,32 @@ _PROMPT_TIME = 0.025  # seconds after records have come in which more of the sam
 
 
 async def pause(seconds: float, ending: asyncio.Event) -> None:
-    """Wait so many seconds, or until `ending` is set."""
+    """Wait this many seconds, or until `ending` is set."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(ending.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await ending.wait()
 
 
 class Term(ABC):
-    """Harvests under one view, as operators `request`. Adds purged records, by topic, to `published`."""
+    """Harvests under one view, as operators `request`. `measures` counts what it publishes.
+
+    `prepares`: nothing new is published yet, only what earlier views have begun is completed. `attaches`: it has ended
+    because the cluster that is asked for is to count now.
+    """
+
+    prepares = False
+    attaches = False
 
     def __init__(
-        self, *, view: UUID, request: OperatorRequest, table: Table, limits: Limits, published: Counter[str]
+        self, *, view: UUID, request: OperatorRequest, table: Table, limits: Limits, measures: Measures
     ) -> None:
         self.view = view
         self.request = request
         self._table = table
         self._limits = limits
-        self._published = published
-        self._purged = 0
+        self._measures = measures
+        self.published = 0  # records of this term that were published and purged
+        self._purged = 0  # of them, those that no heartbeat has counted yet
         self._came_at = float("-inf")
         self._stopping = asyncio.Event()
         self._finished = asyncio.Event()
@@ -72,13 +82,13 @@ class Term(ABC):
         """Run activities until those that harvest have ended, or one fails. `serving` ones never end."""
         harvests = [asyncio.create_task(activity) for activity in harvesting]
         accompanying = [asyncio.create_task(activity) for activity in (self._account(), self._watch())]
-        running = {*(asyncio.create_task(activity) for activity in serving), *harvests, *accompanying}
+        running = [*(asyncio.create_task(activity) for activity in serving), *harvests, *accompanying]
 
         async def ended(tasks: list[asyncio.Task[None]]) -> None:
             while any(task in running for task in tasks):
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                running.difference_update(done)
-                for task in done:
+                for task in [task for task in running if task in done]:
+                    running.remove(task)
                     task.result()
 
         try:
@@ -96,17 +106,27 @@ class Term(ABC):
         self._came_at = asyncio.get_running_loop().time()
         return self._limits.poll_interval
 
+    @property
+    def _prompt_time(self) -> float:
+        """For how many more seconds records are likely to come; 0: a stream has ended, or none has begun.
+
+        A rest in which no look has room counts as none.
+        """
+        rest = self._came_at + _PROMPT_TIME - asyncio.get_running_loop().time()
+        return rest if rest >= self._limits.poll_interval else 0.0
+
     async def _idle(self, interval: float) -> float:
         """Wait this long before the next look for records. Return the wait after that, if it finds none."""
         await pause(interval, self._stopping)
-        if asyncio.get_running_loop().time() - self._came_at < _PROMPT_TIME:
+        if self._prompt_time:
             return self._limits.poll_interval
         return min(2 * interval, max(SLOWEST_POLL, 10 * self._limits.poll_interval))
 
     def _count(self, topics: Counter[str]) -> None:
         """Count records that were published and purged."""
         self._purged += topics.total()
-        self._published.update(topics)
+        self.published += topics.total()
+        self._measures.publishes(topics)
         self._room_made.set()
 
     async def _account(self) -> None:
@@ -117,10 +137,14 @@ class Term(ABC):
             if finished:
                 return
             self.request = pulse.request
-            if pulse.request.handover:
+            if self._is_over(pulse.request):
                 self.stop()
             if not pulse.request.paused:
                 self._room_made.set()
+
+    def _is_over(self, request: OperatorRequest) -> bool:
+        """Whether operators ask for something that the term can't go on with."""
+        return request.handover
 
     async def _tell(self) -> Pulse:
         purged, self._purged = self._purged, 0
@@ -136,15 +160,15 @@ class Term(ABC):
         self._told(pulse, witness, flushed)
         return pulse
 
-    def _to_witness(self) -> LedgerPosition | None:
-        """The ledger position for Postgres to record, if it is new."""
-        return None
+    def _to_witness(self) -> Mapping[str, LedgerPosition]:
+        """The position in each cluster's ledger for Postgres to record; empty if none is new."""
+        return {}
 
     def _to_account(self) -> Flushed | None:
         """How far everything is out, for Postgres to record and announce, if it is new."""
         return None
 
-    def _told(self, pulse: Pulse, witness: LedgerPosition | None, flushed: Flushed | None) -> None:  # noqa: B027
+    def _told(self, pulse: Pulse, witness: Mapping[str, LedgerPosition], flushed: Flushed | None) -> None:  # noqa: B027
         """Postgres has durably recorded `witness` and `flushed`. Not every protocol has them."""
 
     async def _watch(self) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -22,14 +22,15 @@ from airflow_outbox.errors import ConfigurationError, JobError, OutboxError, Pos
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
 from airflow_outbox.harvest.kafka.oauth import FetchedTokens, Token, fetch_token
-from airflow_outbox.hooks.commits import commit_id, earlier_ticket
+from airflow_outbox.hooks.commit_id import commit_id
+from airflow_outbox.postgres.commits import find_commit
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.stash import stash
 from airflow_outbox.tickets.published import TicketStatus, published, ticket_status
 from airflow_outbox.values.records import OutboxRecord, Ticket
 
-FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "kafka"})
+FROM_CONNECTIONS = frozenset({"data_source", "outbox_table", "outboxes", "kafka", "clusters"})
 FROM_DAGS = frozenset(
     {
         *("acks", "batch.num.messages", "batch.size", "compression.codec", "compression.level", "compression.type"),
@@ -49,8 +50,14 @@ _POLL_INTERVAL = 0.5
 _SECRET_SETTING = re.compile(r"password|secret|token|\.pem$|credential|oauthbearer\.config|basic\.auth")
 
 
-def check_settings(settings: Mapping[str, Any], *, outbox: str = "outbox") -> None:
-    """Check settings of the harvester as far as possible without the connections. Raises ConfigurationError."""
+def check_settings(
+    settings: Mapping[str, Any], *, outbox: str = "outbox", outboxes: Sequence[str] = (), clusters: Iterable[str] = ()
+) -> None:
+    """Check settings of the harvester, the names of one outbox or of many, and of several clusters, as far as possible
+    without the connections.
+
+    Raises ConfigurationError.
+    """
     if taken := sorted(FROM_CONNECTIONS & settings.keys()):
         raise ConfigurationError(f"settings: {taken[0]} comes from the connections and the outbox's name. Leave it out")
     for group in ("kafka_producer", "kafka_consumer"):
@@ -62,16 +69,25 @@ def check_settings(settings: Mapping[str, Any], *, outbox: str = "outbox") -> No
                     "reveal secrets or send records elsewhere. Put it into the Kafka connection, or leave it out. A "
                     f"Dag may set {', '.join(sorted(FROM_DAGS))}"
                 )
-    known = {"data_source": "", "outbox_table": outbox, "kafka": {"bootstrap.servers": "by the connection"}}
+    reach = {"bootstrap.servers": "by the connection"}
+    which = {"outboxes": list(outboxes)} if outboxes else {"outbox_table": outbox}
+    known = {"data_source": "", **which, **_reaching(reach, dict.fromkeys(clusters, reach))}
     HarvestConfig.validated({**known, **settings}, source="settings")
+
+
+def _reaching(kafka: object, clusters: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings by which one cluster, or several, are reached."""
+    return {"clusters": clusters} if clusters else {"kafka": kafka}
 
 
 class OutboxHook(PostgresHook):
     """An outbox in the database of a Postgres connection, harvested to the brokers of a Kafka connection.
 
     `postgres_conn_id` and `kafka_conn_id` are connections of the types `postgres` and `kafka`; `outbox` is `table` or
-    `schema.table`. Everything that a PostgresHook does works too. The outbox's own statements use psycopg, whichever
-    driver that hook has.
+    `schema.table`. For several clusters, `kafka_conn_ids` has a connection for each cluster's name. Everything that a
+    PostgresHook does works too. The outbox's own statements use psycopg, whichever driver that hook has.
+
+    Making one looks nothing up; what reads a connection raises AirflowNotFoundException where Airflow does not know it.
     """
 
     conn_name_attr = "postgres_conn_id"
@@ -84,16 +100,21 @@ class OutboxHook(PostgresHook):
         postgres_conn_id: str = default_conn_name,
         kafka_conn_id: str = KafkaBaseHook.default_conn_name,
         outbox: str = "outbox",
+        kafka_conn_ids: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(postgres_conn_id=postgres_conn_id)
         self.postgres_conn_id = postgres_conn_id
         self.kafka_conn_id = kafka_conn_id
+        self.kafka_conn_ids = dict(kafka_conn_ids or {})
         self.outbox = outbox
 
-    def stash(self, records: OutboxRecord | Iterable[OutboxRecord]) -> Ticket:
-        """Stash records in a transaction of their own. Raises what `transaction` and `airflow_outbox.stash` raise."""
+    def stash(self, records: OutboxRecord | Iterable[OutboxRecord], *, tracing: bool = False) -> Ticket:
+        """Stash records in a transaction of their own; `tracing` is as in `airflow_outbox.stash`.
+
+        Raises what `transaction` and `airflow_outbox.stash` raise.
+        """
         with self.transaction() as connection:
-            return stash(connection, records, outbox=self.outbox)
+            return stash(connection, records, outbox=self.outbox, tracing=tracing)
 
     def published(self, ticket: Ticket | str) -> bool:
         """Whether all of a ticket's transaction is published. Raises what `airflow_outbox.published` raises."""
@@ -114,7 +135,10 @@ class OutboxHook(PostgresHook):
         deadline = time.monotonic() + timeout
         while not self.published(ticket):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the transaction of ticket {ticket} was not published within {timeout:g} s")
+                raise TimeoutError(
+                    f"the transaction of ticket {ticket} was not published within {timeout:g} s. Wait longer, or look "
+                    "at `airflow-outbox status`"
+                )
             time.sleep(_POLL_INTERVAL)
 
     @contextmanager
@@ -147,7 +171,8 @@ class OutboxHook(PostgresHook):
         from airflow_outbox.spark.registration import register  # loads Spark, which other uses of the hook don't need
 
         outbox = {"url": self.data_source(), "dbtable": self.outbox}
-        commit = {"txnAppId": commit_id(get_current_context()["ti"]), "txnVersion": str(version)}
+        own = commit_id(get_current_context()["ti"], version)
+        commit = {"txnAppId": own.app_id, "txnVersion": str(own.version)}
         spark = session.sparkContext
         if spark.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
             spark.pythonExec = sys.executable  # else it is the first python3 on PATH, which may have no psycopg
@@ -158,12 +183,12 @@ class OutboxHook(PostgresHook):
 
         Raises JobError when it has written nothing; PostgresError, OutboxMissingError.
         """
-        app_id = commit_id(get_current_context()["ti"])
+        own = commit_id(get_current_context()["ti"], version)
         with self.transaction() as connection:
-            ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
-        if ticket is None:
-            raise JobError(f'nothing is committed under {app_id}, version {version}. Write with format("outbox") first')
-        return ticket
+            commit = find_commit(connection, OutboxName.parse(self.outbox), own)
+        if commit is None:
+            raise JobError(f'nothing is committed under {own}. Write with format("outbox") first')
+        return commit.ticket
 
     def data_source(self) -> str:
         """The Postgres connection as a libpq connection string; it holds the password. Raises ConfigurationError."""
@@ -196,62 +221,92 @@ class OutboxHook(PostgresHook):
 
         Raises ConfigurationError for settings that can't be passed to a process.
         """
-        settings = {name: value for name, value in self._kafka_connection.items() if name != "oauth_cb"}
-        for name, value in settings.items():
-            if callable(value):
-                raise ConfigurationError(
-                    f"connection {self.kafka_conn_id}: {name} is a Python function, which can't be passed to a "
-                    "process. Leave it out"
-                )
-            if _SECRET_SETTING.search(name):
-                mask_secret(str(value))
-        return settings
+        return _passable(self.kafka_conn_id, self._kafka_connection(self.kafka_conn_id))
 
     def token_source(self) -> Callable[[], Token] | None:
         """A function that fetches a token for the Kafka connection: it may take a while and raise TokenError. None when
         the connection has no `oauth_cb`, neither its own nor one that Airflow's provider adds for a cloud's brokers.
+
+        Several clusters have none: `harvest_config` refuses such connections.
         """
-        callback = self._kafka_connection.get("oauth_cb")
-        if callback is None:
+        if self.kafka_conn_ids:
             return None
-        return partial(fetch_token, callback, str(self._kafka_connection.get("sasl.oauthbearer.config") or ""))
+        connection = self._kafka_connection(self.kafka_conn_id)
+        if (callback := connection.get("oauth_cb")) is None:
+            return None
+        return partial(fetch_token, callback, str(connection.get("sasl.oauthbearer.config") or ""))
+
+    def _kafka_connection(self, conn_id: str) -> Mapping[str, Any]:
+        if conn_id not in self._kafka_connections:
+            try:
+                settings: dict[str, Any] = _KafkaSettings(conn_id).get_conn  # type: ignore[no-untyped-call]
+            except ValueError as error:
+                raise ConfigurationError(f"connection {conn_id}: {error}") from error
+            self._kafka_connections[conn_id] = settings
+        return self._kafka_connections[conn_id]
 
     @cached_property
-    def _kafka_connection(self) -> dict[str, Any]:
-        try:
-            settings: dict[str, Any] = _KafkaSettings(self.kafka_conn_id).get_conn  # type: ignore[no-untyped-call]
-        except ValueError as error:
-            raise ConfigurationError(f"connection {self.kafka_conn_id}: {error}") from error
-        return settings
+    def _kafka_connections(self) -> dict[str, Mapping[str, Any]]:
+        return {}
 
-    def harvest_config(self, **settings: Any) -> dict[str, Any]:
+    def harvest_config(self, *, outboxes: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
         """The configuration of a harvesting process, as JSON takes it; it holds secrets.
 
-        `settings` are added (`limits`, `leader_topic`, …). Raises ConfigurationError, also for a connection whose
-        password is a token: it would expire during a harvest.
+        `settings` are added (`limits`, `leader_topic`, …). `outboxes`, if there are any, are harvested instead of the
+        one. Raises ConfigurationError, also for a connection whose password is a token, which would expire during a
+        harvest.
         """
-        check_settings(settings, outbox=self.outbox)
         if self.get_connection(self.postgres_conn_id).extra_dejson.get("iam"):
             raise ConfigurationError(
                 f"connection {self.postgres_conn_id}: iam creates passwords that expire within minutes, but a harvest "
                 "runs longer. For harvesting, use a connection with a password or a certificate"
             )
-        config = {
-            "data_source": self.data_source(),
-            "outbox_table": self.outbox,
-            "kafka": self.kafka_settings(),
-            **settings,
-        }
-        HarvestConfig.validated(config, source=f"connections {self.postgres_conn_id} and {self.kafka_conn_id}")
+        for conn_id in self.kafka_conn_ids.values():
+            if self._kafka_connection(conn_id).get("oauth_cb") is not None:
+                raise ConfigurationError(
+                    f"connection {conn_id}: oauth_cb gets tokens for one cluster, but not yet for one of several. Use "
+                    "another login"
+                )
+        config = self._settings(settings)
+        if outboxes:
+            del config["outbox_table"]
+            config["outboxes"] = list(outboxes)
+        self._validated(config)
         return config
 
+    def config(self, **settings: Any) -> HarvestConfig:
+        """The configuration of a command in this process, with `settings` added. Raises ConfigurationError."""
+        return self._validated(self._settings(settings, with_tokens=True))
+
+    def _settings(self, settings: Mapping[str, Any], *, with_tokens: bool = False) -> dict[str, Any]:
+        check_settings(settings, outbox=self.outbox, clusters=self.kafka_conn_ids)
+
+        def reached(conn_id: str) -> dict[str, Any]:
+            connection = self._kafka_connection(conn_id)
+            callback = connection.get("oauth_cb")
+            tokens = {"oauth_cb": FetchedTokens(callback)} if with_tokens and callback is not None else {}
+            return _passable(conn_id, connection) | tokens
+
+        clusters = {name: reached(conn_id) for name, conn_id in self.kafka_conn_ids.items()}
+        reach = _reaching(None if clusters else reached(self.kafka_conn_id), clusters)
+        return {"data_source": self.data_source(), "outbox_table": self.outbox, **reach, **settings}
+
+    def _validated(self, settings: Mapping[str, Any]) -> HarvestConfig:
+        return HarvestConfig.validated(settings, source=self.connections)
+
+    @property
+    def connections(self) -> str:
+        """The connections, as an error names them."""
+        of_kafka = [*self.kafka_conn_ids.values()] or [self.kafka_conn_id]
+        return f"connections {', '.join([self.postgres_conn_id, *of_kafka[:-1]])} and {of_kafka[-1]}"
+
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the base class has no annotation
-        """Whether the outbox, the brokers and the election's topic are there; if not, why."""
+        """Whether the outbox, the brokers and the election's topic are there; if not, why. Raises
+        AirflowNotFoundException for a connection that Airflow does not know.
+        """
         try:
-            given = self.harvest_config()
-            if (callback := self._kafka_connection.get("oauth_cb")) is not None:
-                given["kafka"] = {**given["kafka"], "oauth_cb": FetchedTokens(callback)}
-            config = HarvestConfig.validated(given, source="connections")
+            self.harvest_config()
+            config = self.config()
             with self.transaction() as connection:
                 identity = OutboxTable(connection, OutboxName.parse(self.outbox)).identity()
             leader_partitions(config, KafkaNames.of(config, identity.outbox_id))
@@ -265,3 +320,19 @@ class _KafkaSettings(KafkaBaseHook):
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
+
+
+def _passable(conn_id: str, connection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a Kafka connection's settings, masked in logs, without `oauth_cb`.
+
+    Raises ConfigurationError for those that can't be passed to a process.
+    """
+    settings = {name: value for name, value in connection.items() if name != "oauth_cb"}
+    for name, value in settings.items():
+        if callable(value):
+            raise ConfigurationError(
+                f"connection {conn_id}: {name} is a Python function, which can't be passed to a process. Leave it out"
+            )
+        if _SECRET_SETTING.search(name):
+            mask_secret(str(value))
+    return settings

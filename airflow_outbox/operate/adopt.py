@@ -23,9 +23,10 @@ used; the rest is skipped. It counts as new from its present end on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -44,7 +45,8 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.statements import Statements, composed
-from airflow_outbox.postgres.table import SHARD, OutboxTable
+from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.postgres.trail import enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,18 @@ class Adoption:
 
 
 def adopt(
-    config: HarvestConfig, *, reason: str, nothing_lost: bool, accept: Callable[[Sequence[str]], bool]
+    config: HarvestConfig,
+    *,
+    reason: str,
+    nothing_lost: bool,
+    accept: Callable[[Sequence[str]], bool],
+    on_behalf_of: str | None = None,
 ) -> Adoption | None:
     """Adopt the history if `accept` agrees to the differences. Return None when there are none, or it does not agree.
 
-    `reason` is recorded. `nothing_lost` is the operator's word that the database holds all that it ever acknowledged.
-    Raises ConfigurationError, HistoryError when there is no ledger topic, KafkaError, PostgresError.
+    `reason` is recorded; the trail also names whom it is made for (`on_behalf_of`). `nothing_lost` is the operator's
+    word that the database holds all that it ever acknowledged. Raises ConfigurationError, HistoryError when there is no
+    ledger topic, KafkaError, PostgresError.
     """
     if config.delivery != "exactly_once":
         raise ConfigurationError("delivery is not exactly_once, so there is no ledger and nothing to adopt")
@@ -71,6 +79,8 @@ def adopt(
             adoption = _adopt(table, config, reason=reason, nothing_lost=nothing_lost, accept=accept)
             if adoption is None:
                 raise psycopg.Rollback(adopting)
+            matched = f"incarnation {adoption.incarnation}: {'; '.join(adoption.differences)}"
+            enter(table.connection, table.name, "adopt", on_behalf_of=on_behalf_of, matched=matched, reason=reason)
         return adoption
 
 
@@ -86,31 +96,70 @@ def _adopt(
     nothing_lost: bool,
     accept: Callable[[Sequence[str]], bool],
 ) -> Adoption | None:
-    view = uuid4()
-    found = table.take_over(view, [table.backend()], member="airflow-outbox adopt")
-    names = KafkaNames.of(config, found.outbox_id)
-    reader = LedgerReader(config, names, SHARD)
+    shards = [_Shard(table.of(number), uuid4()) for number in range(table.identity().shards)]
+    for shard in shards:
+        shard.take_over()
+    if backups := shards[0].found.backups:
+        raise ConfigurationError(
+            f"the present history can be adopted for one cluster only. Detach {' and '.join(backups)} with "
+            "`airflow-outbox clusters detach NAME`, and use `airflow-outbox clusters reset NAME` after that"
+        )
+    names = KafkaNames.of(config, shards[0].found.outbox_id)
     # Before any producer is fenced: this may be a copy, or the configuration may name another outbox's ledger.
-    shown = list(differences_of_databases(found))
+    shown = _all(differences_of_databases(shard.found) for shard in shards)
     if shown and not accept(shown):
         return None
-    require_own_ledger(found, reader.read_all([], stable=True))
-    fence_producers(config, names, found.producers, shard=SHARD)
-    unread: list[Unread] = []
-    ledger = reader.read_all(unread)
-    fence = table.fence(view)
-    plan = adopting(fence, ledger, unread)
-    if not plan.differences or (set(plan.differences) - set(shown) and not accept(plan.differences)):
+    for shard in shards:
+        shard.look(LedgerReader(config, names, shard.number))
+    for shard in shards:
+        fence_producers(config, names, shard.found.producers, shard=shard.number)
+    plans = [shard.plan() for shard in shards]
+    differences = _all(plan.differences for plan in plans)
+    if not differences or (set(differences) - set(shown) and not accept(differences)):
         return None
-    if reader.read_all([], stable=True).head != ledger.head:  # no harvester of this database can have done that
+    if any(shard.has_moved() for shard in shards):  # no harvester of this database can have done that
         raise ConfigurationError(
             "another database is harvested with the same ledger: it has just published. If this database is a copy, "
             "run `airflow-outbox adopt --as-new-outbox`. Otherwise stop the other database's harvesters first"
         )
-    for entry in plan.unpurged if nothing_lost else plan.certain:
-        _complete(table, view, entry)
-    incarnation = _record(table, view, plan, reason=reason)
-    return Adoption(plan.differences, incarnation)
+    for shard, plan in zip(shards, plans, strict=True):
+        for entry in plan.unpurged if nothing_lost else plan.certain:
+            _complete(shard.table, shard.view, entry)
+    incarnation = _record(table, {shard.number: shard.view for shard in shards}, plans, reason=reason)
+    return Adoption(differences, incarnation)
+
+
+def _all(differences: Iterable[Iterable[str]]) -> list[str]:
+    """All differences, each once."""
+    return list(dict.fromkeys(chain.from_iterable(differences)))
+
+
+class _Shard:
+    """A shard that is taken over for an adoption, under a view of its own."""
+
+    def __init__(self, table: OutboxTable, view: UUID) -> None:
+        self.table = table
+        self.view = view
+        self.number = table.shard
+
+    def take_over(self) -> None:
+        table = self.table
+        self.found = table.take_over(self.view, [table.backend()], member="airflow-outbox adopt", reshards=True)
+
+    def look(self, reader: LedgerReader) -> None:
+        """Raise ConfigurationError if the ledger is another outbox's."""
+        self._reader = reader
+        require_own_ledger(self.found, reader.read_all([], stable=True))
+
+    def plan(self) -> Adopting:
+        """Return what to accept and to do, once every older producer is fenced."""
+        unread: list[Unread] = []
+        self._ledger = self._reader.read_all(unread)
+        return adopting(self.table.fence(self.view), self._ledger, unread)
+
+    def has_moved(self) -> bool:
+        """Whether somebody has published since."""
+        return self._reader.read_all([], stable=True).head != self._ledger.head
 
 
 def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
@@ -121,23 +170,29 @@ def _complete(table: OutboxTable, view: UUID, entry: Entry) -> None:
     if entry.unparked:
         parked.unpark(view, expanded(entry.unparked))
     if entry.runs:
-        table.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
+        table.windows.purge_published(view, entry.ids(), entry.snapshot, batch=entry.batch)
 
 
-def _record(table: OutboxTable, view: UUID, plan: Adopting, *, reason: str) -> int:
-    """Make the present history the outbox's own; return the new incarnation. It is above the last one in the ledger:
-    the database may have been restored to before an earlier adoption.
+def _record(table: OutboxTable, views: Mapping[int, UUID], plans: Sequence[Adopting], *, reason: str) -> int:
+    """Make the present history the outbox's own; return the new incarnation. `views` and `plans` are the shards'.
+
+    It is above the last one in the ledgers: the database may have been restored to before an earlier adoption.
     """
     statements = Statements(table.connection, table.name, present=composed("fence.present"))
 
     def execute(statement: str, **values: object) -> Any:
-        return statements.execute(f"adopt.{statement}", {"shard": SHARD, "outbox": table.name.text(), **values})
+        return statements.execute(f"adopt.{statement}", {"outbox": table.name.text(), **values})
 
+    differences = _all(plan.differences for plan in plans)
     execute("lock_shards")
-    (highest_id,) = execute("adopt_shard", view=view, **asdict(plan.witness)).fetchone()
-    (incarnation,) = execute("adopt", last_incarnation=plan.last_incarnation).fetchone()
+    highest_id = 0
+    for (shard, view), plan in zip(views.items(), plans, strict=True):
+        (found,) = execute("adopt_shard", shard=shard, view=view, **asdict(plan.witness)).fetchone()
+        highest_id = max(highest_id, found)
+    (incarnation,) = execute("adopt", last_incarnation=max(plan.last_incarnation for plan in plans)).fetchone()
     execute("copy_to_shards")
+    execute("forget_lacks")
     execute("adopt_transactions")
     execute("adopt_sequence", highest_id=highest_id)
-    execute("note_adoption", incarnation=incarnation, differences="; ".join(plan.differences), reason=reason)
+    execute("note_adoption", incarnation=incarnation, differences="; ".join(differences), reason=reason)
     return int(incarnation)

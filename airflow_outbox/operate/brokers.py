@@ -1,7 +1,8 @@
 """Are brokers and client safe for transactions? This is the part that `check` can see.
 
 `docs/concepts/safe-kafka.md` says why each of these matters. The values are the brokers' own settings. Kafka shows them
-to principals with DESCRIBE_CONFIGS on the cluster. A broker does not tell clients its version, but it tells which
+to principals with DESCRIBE_CONFIGS on the cluster. Kafka goes by two of them only once, when it makes the topic of the
+transactions' state: so that topic is looked at, too. A broker does not tell clients its version, but it tells which
 versions of each request it knows, and librdkafka logs that.
 """
 
@@ -19,32 +20,67 @@ from airflow_outbox.operate.finding import Finding, Severity
 
 ADD_PARTITIONS = "AddPartitionsToTxn"
 _VERIFYING = 4  # the version of that request by which brokers verify transactions: Kafka 3.6
-_NEWEST_TESTED = (2, 16)  # librdkafka
+_TESTED = (2, 16)  # librdkafka
 
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
 _VERIFICATION = "transaction.partition.verification.enable"
 _REPLICAS = "transaction.state.log.replication.factor"
 _MIN_ISR = "transaction.state.log.min.isr"
+_STATE = "__transaction_state"
 
 
 def examine_transactions(config: HarvestConfig) -> Iterator[Finding]:
     """Findings about a cluster and this client, for harvesting exactly once. Raises KafkaError."""
     yield from examine_client(confluent_kafka.libversion()[0])
     cluster = Cluster(config.kafka, notes_versions=True)
+    found: list[Finding] = []
     for broker, settings in cluster.broker_settings().items():
-        yield from examine_settings(config, broker, settings)
+        found += examine_settings(config, broker, settings)
+    yield from found
+    told = " ".join(finding.text for finding in found)
+    yield from _examine_state(cluster, replicas=f"{_REPLICAS}=1" not in told, min_isr=f"{_MIN_ISR}=1" not in told)
     yield from examine_version(cluster.newest_version(ADD_PARTITIONS))
+
+
+def _examine_state(cluster: Cluster, *, replicas: bool, min_isr: bool) -> Iterator[Finding]:
+    """Findings about the topic of the transactions' state, of those two facts. It is there once anybody has used a
+    transaction.
+    """
+    topic = cluster.topics([_STATE])[_STATE]
+    settings = cluster.topic_settings([_STATE])[_STATE]
+    hidden: list[str] = []
+    for operation, answer in (("DESCRIBE", topic), ("DESCRIBE_CONFIGS", settings)):
+        if isinstance(answer, BrokerError) and answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
+            hidden.append(operation)
+        elif isinstance(answer, BrokerError) and answer.code() != BrokerError.UNKNOWN_TOPIC_OR_PART:
+            yield Finding(Severity.UNCHECKED, f"topic {_STATE}: {answer.str()}")
+    if hidden:
+        reason = f"Kafka does not allow {' and '.join(hidden)} on it. Allow it, or look at the topic yourself"
+        yield Finding(Severity.UNCHECKED, f"topic {_STATE}: {reason}")
+    if replicas and not isinstance(topic, BrokerError) and any(len(each.replicas) < 2 for each in topic.partitions):
+        yield Finding(
+            Severity.DANGEROUS,
+            f"topic {_STATE} has one replica, and was made before {_REPLICAS} was raised: losing that broker loses the "
+            "state of all transactions. Give it three",
+        )
+    if min_isr and not isinstance(settings, BrokerError) and settings["min.insync.replicas"].value == "1":
+        yield Finding(
+            Severity.DANGEROUS,
+            f"topic {_STATE} has min.insync.replicas=1, and was made before {_MIN_ISR} was raised: losing one broker "
+            "can lose acknowledged state of transactions. Set it to 2",
+        )
 
 
 def examine_client(version: str) -> Iterator[Finding]:
     """Whether the defence against late requests was tested with the installed librdkafka."""
     numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
-    if numbers > _NEWEST_TESTED:
-        newest = ".".join(map(str, _NEWEST_TESTED))
+    if numbers != _TESTED:
+        tested = ".".join(map(str, _TESTED))
+        remedy = "or a newer airflow-outbox" if numbers > _TESTED else "which is newer"
         yield Finding(
             Severity.UNCHECKED,
-            f"librdkafka {version}: the defence against late requests was tested only up to {newest}. "
-            f"Install confluent-kafka {newest}, or a newer airflow-outbox",
+            f"librdkafka {version}: the defence against late requests was tested with {tested} only. "
+            f"Install confluent-kafka {tested}, {remedy}",
         )
 
 
@@ -97,8 +133,15 @@ def examine_settings(
             "Give __transaction_state three replicas",
         )
     if values.get(_MIN_ISR) == "1":
+        more = ", and give __transaction_state three replicas" if values.get(_REPLICAS) == "2" else ""
         yield Finding(
             Severity.DANGEROUS,
             f"broker {broker} has {_MIN_ISR}=1: losing one broker can lose acknowledged state of transactions. "
-            "Set it to 2",
+            f"Set it to 2{more}",
+        )
+    elif values.get(_REPLICAS) == "2" and values.get(_MIN_ISR) == "2":
+        yield Finding(
+            Severity.DANGEROUS,
+            f"broker {broker} has {_REPLICAS}=2 and {_MIN_ISR}=2: nothing can be published while one of the two "
+            "brokers is away. Give __transaction_state three replicas",
         )

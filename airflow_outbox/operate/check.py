@@ -1,39 +1,46 @@
-"""Find what is missing or dangerous about an outbox, in Postgres and in Kafka, and say what to do about it."""
+"""Find what is missing or dangerous about an outbox, in Postgres and (`check_kafka`) in Kafka, and say what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, cast
-from uuid import UUID
 
 import psycopg
-from confluent_kafka import KafkaError as BrokerError
 
-from airflow_outbox.errors import KafkaError, OutboxError, PostgresError
+from airflow_outbox.errors import ConfigurationError, OutboxError, PostgresError
+from airflow_outbox.harvest.assembly import impossible
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka.admin import Cluster
-from airflow_outbox.harvest.kafka.errors import not_allowed
-from airflow_outbox.harvest.kafka.names import KafkaNames, unusable
+from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.operate.acls import DATA_TOPIC, Acl, needed_acls
-from airflow_outbox.operate.brokers import examine_transactions
+from airflow_outbox.operate.check_kafka import examine_kafka
 from airflow_outbox.operate.finding import Finding, Severity
 from airflow_outbox.operate.parked_requests import ParkedRequests
 from airflow_outbox.postgres.archive import Archive
+from airflow_outbox.postgres.cluster_rows import read_clusters, require_known
 from airflow_outbox.postgres.columns import Column, read_columns
 from airflow_outbox.postgres.connection import connect, located
-from airflow_outbox.postgres.loaded_rows import is_guarded
+from airflow_outbox.postgres.layout import read_layout
+from airflow_outbox.postgres.lock_holders import lock_holders
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import GOHARVEST_COLUMNS
+from airflow_outbox.postgres.slots import missing_indexes
 from airflow_outbox.postgres.soundness import problems
 from airflow_outbox.postgres.statements import Statements
-from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.postgres.table import Identity, OutboxTable
+from airflow_outbox.postgres.transaction_id_trigger import is_guarded
+from airflow_outbox.values.layout import Layout
+from airflow_outbox.values.moments import moment
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
-_HOMES = ("state", "shard", "ledger")
+_WRITTEN = ("state", "shard", "ledger", "parked", "trouble", "positions", "history")
 _TOPICS_LOOKED_AT = 1000
 _TOPICS_NAMED = 3
+_LOCKED_FOR = 2.0
+"""Seconds: the harvester's own statements hold locks for much less."""
 _FITTING_TYPES = {
     "kafka_key": ("character varying", "text", "bytea"),
     "kafka_value": ("character varying", "text", "bytea"),
@@ -43,10 +50,13 @@ _FITTING_TYPES = {
 }
 
 
-def examine(config: HarvestConfig) -> list[Finding]:
-    """Examine the outbox as the configured role sees it. Anything that can't be reached is a finding too."""
+def examine(config: HarvestConfig, *, elects: bool = True) -> list[Finding]:
+    """Examine the outbox as the configured role sees it. Anything that can't be reached is a finding too.
+
+    An outbox of a list `elects` nobody: the list does.
+    """
     findings: list[Finding] = []
-    outbox_id, topics = None, set[str]()
+    identity, topics, published, layouts = None, set[str](), set[str](), [Layout()]
     try:
         with closing(connect(config.data_source, purpose="check")) as connection:
             name = located(connection, config.name)
@@ -54,31 +64,49 @@ def examine(config: HarvestConfig) -> list[Finding]:
             if not config.wait_for_standbys:
                 findings += _examine_standbys(connection, name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
-                outbox_id = OutboxTable(connection, name).identity().outbox_id
+                identity = OutboxTable(connection, name).identity()
                 findings += _examine_archive(connection, config) if config.archives else []
-                topics = _pending_topics(connection, name)
+                topics = pending_topics(connection, name)
+                published = _published_topics(connection, name) if config.positions.enabled else published
+                layouts = _layouts(connection, name)
+                findings += _examine_shards(connection, config, layouts)
+                findings += _examine_clusters(connection, config)
                 findings += _examine_parked(connection, name)
+                findings += _examine_paused(connection, name)
     except PostgresError as error:
         findings.append(Finding(Severity.MISSING, str(error)))
-    try:
-        findings += _examine_kafka(config, outbox_id, topics)
-        if outbox_id is not None and config.delivery == "exactly_once":
-            findings += examine_transactions(config)
-    except KafkaError as error:
-        findings.append(Finding(Severity.MISSING, str(error)))
-    return findings
+    if identity is None:
+        return [*findings, *examine_kafka(config, None, topics, layouts)]
+    names, promotions = KafkaNames.of(config, identity.outbox_id), _promotions(config, identity)
+    primary = identity.primary
+    found = examine_kafka(config, names, topics, layouts, primary, promotions, published, elects=elects)
+    return [*findings, *found]
 
 
-def acls(config: HarvestConfig, topics: Collection[str] = ()) -> list[Acl]:
-    """The ACLs that the harvester needs for these data topics, and for the topics of records that wait now.
+def _promotions(config: HarvestConfig, identity: Identity) -> Sequence[int]:
+    """The number of promotions of clusters up to now, and where there are several clusters after the next one."""
+    return [identity.promotions, identity.promotions + 1] if config.clusters else [identity.promotions]
+
+
+def acls(config: HarvestConfig, topics: Collection[str] = ()) -> Mapping[str, list[Acl]]:
+    """The ACLs that the harvester needs for these data topics, and for the topics of records that wait now, by cluster.
+
+    It may have as many shards as there are, as somebody asks for, or as the configuration says.
 
     It asks Postgres, not Kafka. Raises PostgresError.
     """
     with closing(connect(config.data_source, purpose="check")) as connection:
         table = OutboxTable(connection, config.name)
         identity = table.identity()
-        wanted = {*topics, *_pending_topics(connection, table.name)} or {DATA_TOPIC}
-    return needed_acls(config, KafkaNames.of(config, identity.outbox_id), wanted)
+        wanted = {*topics, *pending_topics(connection, table.name)} or {DATA_TOPIC}
+        layouts = _layouts(connection, table.name)
+    if "shards" in config.model_fields_set and config.shards not in {layout.shards for layout in layouts}:
+        layouts.append(Layout(layouts[-1].number + 1, config.shards))
+    names = KafkaNames.of(config, identity.outbox_id)
+    return {
+        cluster: needed_acls(own, names, wanted, layouts=layouts, promotions=_promotions(config, identity))
+        for cluster, own in config.by_cluster().items()
+    }
 
 
 def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
@@ -98,13 +126,14 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     if not columns:
         yield Finding(missing, f"there is no table {name}. Run `airflow-outbox init`, or correct outbox_table")
         return
+    yield from _examine_locks(connection, name)  # the next statements wait for some of them
     yield from _examine_columns(columns, name)
     try:
         OutboxTable(connection, name).identity()
     except OutboxError as error:
         yield Finding(missing, str(error))
         return
-    for table, allowed in zip(("", *_HOMES), _ask_all(connection, "check.harvest_privileges", name), strict=True):
+    for table, allowed in zip(("", *_WRITTEN), _ask_all(connection, "check.harvest_privileges", name), strict=True):
         if not allowed:
             role = connection.info.user
             yield Finding(
@@ -123,14 +152,63 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
     if _ask(connection, "check.encoding", name) == "SQL_ASCII":
         yield Finding(
             dangerous,
-            "the database's encoding is SQL_ASCII: Postgres accepts text that is not UTF-8, and such a record can't "
-            "be published. Use a database with the encoding UTF8",
+            "the database's encoding is SQL_ASCII: Postgres accepts text that is not UTF-8. Keys and values are "
+            "published as they are; a record with such a topic or header name is parked. Use the encoding UTF8",
         )
     if (cache := _ask(connection, "check.sequence_cache", name)) and cache > 1:
         yield Finding(
             dangerous,
             f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
             "Run ALTER SEQUENCE … CACHE 1",
+        )
+
+
+def _examine_locks(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    if not (found := lock_holders(connection, name)):
+        return
+    time.sleep(_LOCKED_FOR)
+    for holder in set(found).intersection(lock_holders(connection, name)):
+        yield Finding(
+            Severity.DANGEROUS,
+            f"{holder.who} holds locks of {holder.table}: the harvester waits for them. End that transaction",
+        )
+
+
+def _layouts(connection: psycopg.Connection[Any], name: OutboxName) -> list[Layout]:
+    """The present layout, and the one that somebody asks for."""
+    present = read_layout(connection, name)
+    return [present] if present.wanted is None else [present, Layout(present.number + 1, present.wanted)]
+
+
+def _examine_shards(
+    connection: psycopg.Connection[Any], config: HarvestConfig, layouts: Sequence[Layout]
+) -> Iterator[Finding]:
+    most = max(layout.shards for layout in layouts)
+    if most == 1:
+        return
+    for layout in layouts:
+        if (reason := impossible(config, layout)) is not None:
+            yield Finding(Severity.MISSING, reason)
+    if missing := missing_indexes(connection, config.name):
+        yield Finding(
+            Severity.MISSING,
+            f"{config.name} has {most} shards and no index by slot and {' and '.join(missing)}: a leader scans the "
+            f"whole table for its records. `airflow-outbox reshard {most}` makes it",
+        )
+
+
+def _examine_clusters(connection: psycopg.Connection[Any], config: HarvestConfig) -> Iterator[Finding]:
+    """The clusters that the configuration names have to be those of the outbox."""
+    known, configured = read_clusters(connection, config.name), config.by_cluster()
+    try:
+        require_known(configured, known=known, name=config.name)
+    except ConfigurationError as error:
+        yield Finding(Severity.MISSING, str(error))
+    if unknown := [cluster for cluster in known if cluster not in configured]:
+        yield Finding(
+            Severity.MISSING,
+            f"{config.name} is published to cluster {' and '.join(unknown)}, which the configuration does not name. "
+            "Add it to clusters",
         )
 
 
@@ -173,6 +251,15 @@ def _examine_parked(connection: psycopg.Connection[Any], name: OutboxName) -> It
         )
 
 
+def _examine_paused(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    for (paused_at,) in Statements(connection, name).rows("check.paused"):
+        since = "" if paused_at is None else f" since {moment(paused_at)}"
+        yield Finding(
+            Severity.DANGEROUS,
+            f"{name} is paused{since}: what is stashed waits. `airflow-outbox resume` ends the pause",
+        )
+
+
 def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iterator[Finding]:
     for column in sorted(GOHARVEST_COLUMNS - set(columns)):
         yield Finding(Severity.MISSING, f"{name} has no column {column}, so it is not an outbox. Correct outbox_table")
@@ -189,74 +276,15 @@ def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iter
         )
 
 
-def _examine_kafka(config: HarvestConfig, outbox_id: UUID | None, pending: set[str]) -> Iterator[Finding]:
-    cluster = Cluster(config.kafka)
-    if outbox_id is None:
-        cluster.reach()
-        return
-    names = KafkaNames.of(config, outbox_id)
-    own = {names.leader_topic, *([names.ledger_topic] if config.delivery == "exactly_once" else [])}
-    topics = cluster.topics({*own, *pending})
-    answers = {("topic", topic): answer for topic, answer in topics.items()}
-    answers["group", names.leader_group_id] = cluster.group(names.leader_group_id)
-    for acl in needed_acls(config, names, pending):
-        if acl.resource == "transactional-id":
-            continue  # any question to Kafka about it would fence a leader
-        if acl.purpose == "harvest" and acl.missing(answers[acl.resource, acl.name]):
-            yield Finding(Severity.MISSING, not_allowed(acl.operation, acl.resource, acl.name))
-    for topic, answer in sorted(topics.items()):
-        if isinstance(answer, BrokerError):
-            yield from _examine_missing_topic(config, topic, answer, awaited=topic in pending)
-        elif min((len(partition.replicas) for partition in answer.partitions), default=0) < 2:
-            yield Finding(
-                Severity.DANGEROUS, f"topic {topic} has one replica: losing that broker loses its records. Give it more"
-            )
-    there = sorted(topic for topic, answer in topics.items() if not isinstance(answer, BrokerError))
-    for topic, settings in cluster.topic_settings(there).items():
-        yield from _examine_topic_settings(topic, settings, is_ledger=topic == names.ledger_topic)
-
-
-def _examine_missing_topic(
-    config: HarvestConfig, topic: str, error: BrokerError, *, awaited: bool
-) -> Iterator[Finding]:
-    if error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
-        return  # the list of permissions has said it
-    if awaited and error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-        yield Finding(Severity.MISSING, f"records wait for topic {topic}, which does not exist. Create it")
-    else:
-        yield Finding(Severity.MISSING, unusable(topic, error, config))
-
-
-def _examine_topic_settings(topic: str, settings: Any, *, is_ledger: bool) -> Iterator[Finding]:
-    if isinstance(settings, BrokerError):
-        reason = settings.str()
-        if settings.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
-            reason = not_allowed("DESCRIBE_CONFIGS", "topic", topic)
-        yield Finding(Severity.DANGEROUS, f"the safety of topic {topic} is not known: {reason}")
-        return
-    values = {name: entry.value for name, entry in settings.items()}
-    if values.get("min.insync.replicas") == "1":
-        yield Finding(
-            Severity.DANGEROUS,
-            f"topic {topic} has min.insync.replicas=1: losing one broker can lose acknowledged records. Set it to 2",
-        )
-    if is_ledger and values.get("cleanup.policy") != "compact":
-        yield Finding(
-            Severity.DANGEROUS,
-            f"topic {topic}, the ledger, has cleanup.policy={values.get('cleanup.policy')}: Kafka deletes after a "
-            "while what tells the next leader which records are published. Set it to compact",
-        )
-    if values.get("unclean.leader.election.enable") == "true":
-        yield Finding(
-            Severity.DANGEROUS,
-            f"topic {topic} allows unclean leader election: acknowledged records can be lost. "
-            "Set unclean.leader.election.enable to false",
-        )
-
-
-def _pending_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:
+def pending_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:
+    """Return the topics that records wait for. Raises PostgresError."""
     rows = Statements(connection, name).rows("check.pending_topics", {"limit": _TOPICS_LOOKED_AT})
     return {topic for (topic,) in rows}
+
+
+def _published_topics(connection: psycopg.Connection[Any], name: OutboxName) -> set[str]:
+    rows = Statements(connection, name).rows("lineage.topics")
+    return {topic for (topic,) in islice(rows, _TOPICS_LOOKED_AT)}
 
 
 def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> Any:
@@ -264,5 +292,5 @@ def _ask(connection: psycopg.Connection[Any], statement: str, name: OutboxName) 
 
 
 def _ask_all(connection: psycopg.Connection[Any], statement: str, name: OutboxName) -> tuple[Any, ...]:
-    values = {"outbox": name.text(), **{table: name.text(table) for table in _HOMES}}
+    values = {"outbox": name.text(), **{table: name.text(table) for table in _WRITTEN}}
     return cast("tuple[Any, ...]", Statements(connection, name).row(statement, values) or (None,))

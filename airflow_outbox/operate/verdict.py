@@ -1,29 +1,15 @@
-"""The facts for the verdict, read from Postgres by cheap statements, and the verdict on them."""
+"""The verdict on an outbox, by its configuration alone: no harvester runs in this process."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
 
-import psycopg
-from psycopg.rows import dict_row
-
-from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresError
+from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.postgres.columns import read_columns
-from airflow_outbox.postgres.connection import connect, located
-from airflow_outbox.postgres.errors import translated
-from airflow_outbox.postgres.loaded_rows import is_guarded
-from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.statements import Statements
-from airflow_outbox.values.verdict import Backlog, Facts, ParkedRefusals, Trouble, TroubleKind, Verdict, judge, unknown
-
-SHARD = 0
-MOST_COUNTED = 100_000
-"""Records of the backlog that are counted; above that it is 'more than' so many."""
-_MOST_PARKED = 1_000
-_BRIEFLY = 2_000
-"""Milliseconds that a statement may take."""
+from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.verdict_facts import read_facts
+from airflow_outbox.values.judging import judge, unknown
+from airflow_outbox.values.verdict import Verdict
 
 
 def read_verdict(config: HarvestConfig) -> Verdict:
@@ -33,40 +19,3 @@ def read_verdict(config: HarvestConfig) -> Verdict:
             return judge(read_facts(connection, config.name), config.thresholds)
     except OutboxError as error:
         return unknown(str(error))
-
-
-def read_facts(connection: psycopg.Connection[Any], name: OutboxName) -> Facts:
-    """Read the facts and change nothing. Raises OutboxMissingError, PostgresError."""
-    name = located(connection, name)
-    statements = Statements(connection, name)
-    statements = statements.having(age=statements.composed("verdict.age"))
-    backlog = _backlog(statements, name)
-    with translated(name), connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
-        statements.execute("verdict.brief", {"milliseconds": _BRIEFLY})
-        parked = statements.rows("verdict.parked", {"most": _MOST_PARKED})
-        facts = cursor.execute(statements.composed("verdict.facts"), {"shard": SHARD}).fetchone()
-        troubles = cursor.execute(statements.composed("verdict.troubles")).fetchall()
-    if facts is None:
-        raise OutboxMissingError(f"{name.text('shard')} or {name.text('state')} is empty. Run `airflow-outbox init`")
-    return Facts(
-        **facts,
-        backlog=backlog,
-        parked={cause: ParkedRefusals(*found) for cause, *found in parked},
-        troubles=tuple(Trouble(**{**each, "kind": TroubleKind(each["kind"])}) for each in troubles),
-    )
-
-
-def _backlog(statements: Statements, name: OutboxName) -> Backlog | None:
-    """Count what waits; None if that takes too long, for dead rows."""
-    connection = statements.connection
-    guarded = "transaction_id" in read_columns(connection, name) and is_guarded(connection, name)
-    statement = "verdict.backlog_after_watermark" if guarded else "verdict.backlog"
-    try:
-        with translated(name), connection.transaction():
-            statements.execute("verdict.brief", {"milliseconds": _BRIEFLY})
-            records, age = statements.row(statement, {"most": MOST_COUNTED, "shard": SHARD})
-    except PostgresError as error:
-        if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
-            return None
-        raise
-    return Backlog(min(records, MOST_COUNTED), records <= MOST_COUNTED, age)

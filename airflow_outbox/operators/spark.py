@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -25,19 +25,22 @@ except ImportError as error:
 
 from airflow_outbox.errors import ConfigurationError, JobError
 from airflow_outbox.hooks import lineage
-from airflow_outbox.hooks.commits import commit_id, earlier_ticket
+from airflow_outbox.hooks.commit_id import commit_id
 from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.links.outbox import OutboxLink
+from airflow_outbox.postgres.commits import CommitId, find_commit
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.spark import settings
 from airflow_outbox.spark.credentials import offered
 from airflow_outbox.spark.py_files import packed
 from airflow_outbox.stash import stash
-from airflow_outbox.values.environment import without_airflow
+from airflow_outbox.values.child_environment import without_airflow
 from airflow_outbox.values.records import Ticket
+from airflow_outbox.values.trace_context import TRACEPARENT, TRACESTATE, trace_headers
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.common.compat.sdk import BaseOperatorLink, Context
     from airflow.providers.openlineage.extractors import OperatorLineage
 
 
@@ -57,6 +60,9 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
     it sends (`spark.network.crypto.enabled`). The driver does not inherit Airflow's own environment (`AIRFLOW…`), which
     may hold connections and keys; `env_vars` names what it is to get.
 
+    With `tracing`, the records carry the trace context of the task as the headers `traceparent` and `tracestate`,
+    unless they or a write have their own; Airflow has to trace its tasks.
+
     Unless the master is local, this package is sent along (`--py-files`), so that driver and executors have the same
     one; `ship_package=False` leaves it to you. They also need psycopg, pyarrow and numpy, but not Airflow.
 
@@ -66,6 +72,9 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
     - a `spark-submit` that is not on PATH is looked for in the pyspark that is installed here;
     - a local master runs the job under the Python that runs Airflow, unless `conf` names another;
     - a task that is killed ends all processes of its driver, not only the first.
+
+    The task fails with ConfigurationError where the driver can't get the data source, with JobError where the job ends
+    well but has committed nothing, and with AirflowException where the job fails.
     """
 
     template_fields: Sequence[str] = (
@@ -74,6 +83,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         "outbox",
         "version",
     )
+    operator_extra_links: Collection[BaseOperatorLink] = (*SparkSubmitOperator.operator_extra_links, OutboxLink())
 
     def __init__(
         self,
@@ -83,6 +93,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         version: int | str = 0,
         is_stream: bool = False,
         ship_package: bool = True,
+        tracing: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -91,6 +102,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         self.version = version
         self.is_stream = is_stream
         self.ship_package = ship_package
+        self.tracing = tracing
         self._driver_runs_here = True
         self._package_folder: Path | None = None
 
@@ -101,7 +113,7 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
         """
         BaseHook.get_connection(self._conn_id)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
-        app_id, version = commit_id(context["ti"]), int(self.version)
+        own = commit_id(context["ti"], int(self.version))
         given = dict(self.conf or {})
         own_file = given.get(settings.DATA_SOURCE_FILE)
         with (
@@ -113,26 +125,27 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
             self.conf = {
                 **given,
                 settings.OUTBOX_TABLE: self.outbox,
-                settings.APP_ID: app_id,
-                settings.VERSION: str(version),
+                settings.APP_ID: own.app_id,
+                settings.VERSION: str(own.version),
                 settings.DATA_SOURCE_FILE: data_source_file,
+                **(_trace_properties() if self.tracing else {}),
             }
             super().execute(context)
-        ticket = self._ticket(hook, app_id, version)
+        ticket = self._ticket(hook, own)
         self.log.info("the job has committed into %s. Ticket %s", self.outbox, ticket)
         return str(ticket)
 
-    def _ticket(self, hook: OutboxHook, app_id: str, version: int) -> Ticket:
+    def _ticket(self, hook: OutboxHook, own: CommitId) -> Ticket:
         with hook.transaction() as connection:
             if self.is_stream:
                 return stash(connection, [], outbox=self.outbox)
-            ticket = earlier_ticket(connection, OutboxName.parse(self.outbox), app_id=app_id, version=version)
-        if ticket is None:
+            commit = find_commit(connection, OutboxName.parse(self.outbox), own)
+        if commit is None:
             raise JobError(
-                f"the job succeeded but committed nothing under {app_id}, version {version}. Let it call "
+                f"the job succeeded but committed nothing under {own}. Let it call "
                 'register(spark) and write with format("outbox"). If it writes streams, set is_stream=True'
             )
-        return ticket
+        return commit.ticket
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage[Any, Any]:
         """The outbox's table. The job's own tables and files are known to the job alone; `inlets` and `outlets` can
@@ -167,6 +180,11 @@ class OutboxSparkSubmitOperator(SparkSubmitOperator):
             properties.setdefault("spark.pyspark.python", sys.executable)
         _keep_airflows_environment(hook)
         return hook
+
+
+def _trace_properties() -> dict[str, str]:
+    names = {TRACEPARENT: settings.TRACEPARENT, TRACESTATE: settings.TRACESTATE}
+    return {names[header]: value for header, value in trace_headers().items()}
 
 
 def _keep_airflows_environment(hook: SparkSubmitHook) -> None:

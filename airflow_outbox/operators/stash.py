@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import psycopg
@@ -12,16 +12,17 @@ from psycopg.pq import TransactionStatus
 
 from airflow_outbox.errors import InvalidRecordError, PostgresError
 from airflow_outbox.hooks import lineage
-from airflow_outbox.hooks.commits import commit_id, earlier_ticket
+from airflow_outbox.hooks.commit_id import commit_id
 from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.links.outbox import OutboxLink
+from airflow_outbox.postgres.commits import enter_commit, find_commit
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.stash import stash
 from airflow_outbox.values.records import OutboxRecord
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.common.compat.sdk import BaseOperatorLink, Context
     from airflow.providers.openlineage.extractors import OperatorLineage
 
 _FIELDS = ("topic", "key", "value", "headers", "partition")
@@ -41,7 +42,8 @@ class OutboxStashOperator(BaseOperator):
     `airflow-outbox grant --job` gives.
 
     `kafka_conn_id` is the connection of the harvest, for lineage alone: with it, OpenLineage is told the records'
-    topics, too.
+    topics, too. With `tracing`, the records carry the trace context of the task, as in `airflow_outbox.stash`; Airflow
+    has to trace its tasks.
 
     Raises InvalidRecordError, which names record and field, before anything is written; PostgresError,
     OutboxMissingError.
@@ -57,6 +59,7 @@ class OutboxStashOperator(BaseOperator):
         "kafka_conn_id",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"records": "json", "sql": "sql", "parameters": "json"}
+    operator_extra_links: Collection[BaseOperatorLink] = (OutboxLink(),)
     ui_color = "#dcfce7"
 
     def __init__(
@@ -69,6 +72,7 @@ class OutboxStashOperator(BaseOperator):
         outbox: str = "outbox",
         postgres_conn_id: str = PostgresHook.default_conn_name,
         kafka_conn_id: str | None = None,
+        tracing: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -79,24 +83,23 @@ class OutboxStashOperator(BaseOperator):
         self.outbox = outbox
         self.postgres_conn_id = postgres_conn_id
         self.kafka_conn_id = kafka_conn_id
+        self.tracing = tracing
 
     def execute(self, context: Context) -> str:
         """Stash, unless an earlier try has done it. Returns the ticket as text."""
         records = read_records(self.records)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         name = OutboxName.parse(self.outbox)
-        app_id, version = commit_id(context["ti"]), int(self.version)
+        own = commit_id(context["ti"], int(self.version))
         with hook.transaction() as connection, translated(name):
-            ticket = earlier_ticket(connection, name, app_id=app_id, version=version)
-            if ticket is not None:
+            if (earlier := find_commit(connection, name, own)) is not None:
                 self.log.info("version %s of this task was committed before; nothing is written again", self.version)
-                return str(ticket)
+                return str(earlier.ticket)
             if self.sql:
                 _run_sql(connection, self.sql, self.parameters)
-            ticket = stash(connection, records, outbox=self.outbox)
+            ticket = stash(connection, records, outbox=self.outbox, tracing=self.tracing)
             # Last: if the statement ended the transaction after all, no entry hides that records are missing.
-            entry = {"app_id": app_id, "version": version, "records": len(records)}
-            if Statements(connection, name).row("stash.commit_once", entry) is None:
+            if not enter_commit(connection, name, own, records=len(records)):
                 raise PostgresError(
                     "another try of this task has committed meanwhile; this one wrote nothing. Clear the task"
                 )

@@ -47,15 +47,21 @@ class Archive:
 
         Call this in a transaction.
         """
-        if len(self._name.table.encode()) > _LONGEST_NAME:
-            raise InvalidNameError(
-                f"{self._name.table!r} is too long for an archive: at most {_LONGEST_NAME} bytes leave room for the "
-                "names of its partitions. Leave `purge: archive` out, or give the outbox a shorter name"
-            )
+        self._require_short_name()
         if self.exists:
             return []
         self._statements.execute("archive.make")
         return [f"created {self._name.text('archive')}"]
+
+    def making(self) -> list[sql.Composed]:
+        """Return the statements that make the archive and the partitions of today and the days ahead, without running
+        them. Raises InvalidNameError.
+        """
+        self._require_short_name()
+        made = [self._statements.composed("archive.make")]
+        for day in _days_from(self.now()):
+            made.append(self._statements.composed("archive.add_partition", **self._bounds(day)))
+        return made
 
     def now(self) -> datetime:
         """Return the server's time, by which records are archived: other clocks may be wrong."""
@@ -71,8 +77,7 @@ class Archive:
         oldest = now - timedelta(seconds=retention)
         if self._value("may_tend"):
             there = self.days()
-            today = now.astimezone(UTC).date()
-            for day in (today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)):
+            for day in _days_from(now):
                 if day not in there and self._add(day):
                     done.append(f"created {self._partition_name(day)}")
             for day in sorted(there):
@@ -93,12 +98,11 @@ class Archive:
         return int(self._statements.row("archive.default_records")[0])
 
     def _add(self, day: date) -> bool:
-        begin, end = (sql.Literal(_begin(bound)) for bound in (day, day + timedelta(days=1)))
         with translated(self._name), self._connection.transaction():
             self._wait_briefly()
             if day in self.days():  # another process was faster
                 return False
-            self._statements.execute("archive.add_partition", partition=self._partition(day), begin=begin, end=end)
+            self._statements.execute("archive.add_partition", **self._bounds(day))
         return True
 
     def _drop(self, day: date) -> None:
@@ -106,6 +110,17 @@ class Archive:
             self._wait_briefly()
             if day in self.days():
                 self._statements.execute("archive.drop_partition", partition=self._partition(day))
+
+    def _bounds(self, day: date) -> dict[str, sql.Composable]:
+        begin, end = (sql.Literal(_begin(bound)) for bound in (day, day + timedelta(days=1)))
+        return {"partition": self._partition(day), "begin": begin, "end": end}
+
+    def _require_short_name(self) -> None:
+        if len(self._name.table.encode()) > _LONGEST_NAME:
+            raise InvalidNameError(
+                f"{self._name.table!r} is too long for an archive: at most {_LONGEST_NAME} bytes leave room for the "
+                "names of its partitions. Leave `purge: archive` out, or give the outbox a shorter name"
+            )
 
     def _wait_briefly(self) -> None:
         """Change partitions one process at a time, and give up rather than let purging wait for long."""
@@ -121,6 +136,12 @@ class Archive:
     def _value(self, statement: str) -> Any:
         row = self._statements.row(f"archive.{statement}", {"archive": self._name.text("archive")})
         return row[0] if row else None
+
+
+def _days_from(now: datetime) -> list[date]:
+    """Today and the days ahead."""
+    today = now.astimezone(UTC).date()
+    return [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
 
 
 def _begin(day: date) -> datetime:

@@ -26,6 +26,13 @@ class Column:
     def is_bytes(self) -> bool:
         return self.type.startswith("bytea")
 
+    @property
+    def short_type(self) -> str:
+        """The type as people write it, an array's without its brackets: `varchar(100)`, `text`, `bytea`."""
+        if self.type != "character varying":
+            return self.type.removesuffix("[]")
+        return "varchar" if self.max_length is None else f"varchar({self.max_length})"
+
 
 def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
     """Return the parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""

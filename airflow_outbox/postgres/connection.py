@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import psycopg
@@ -52,6 +55,23 @@ class OutboxConnection(psycopg.Connection[Any]):
 
     schemas: tuple[str, ...] = ()
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A duplicate: libpq may close its own at any time, and another file may get that number.
+        self._line = socket.socket(fileno=os.dup(self.fileno()))
+
+    def hang_up(self) -> None:
+        """Cut the line under a statement that another thread waits for. That statement fails.
+
+        Postgres ends it within a second or two, from release 14 on. Before, it goes on until it has a result.
+        """
+        with contextlib.suppress(OSError):  # closed, or the server was first
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        super().close()
+        self._line.close()
+
 
 class _Moment(TimestamptzLoader):
     """A time. Infinity, and a year that Python does not know, stay as Postgres writes them."""
@@ -91,7 +111,12 @@ def load_all_values(connection: psycopg.Connection[Any]) -> None:
 
 
 def connect(
-    data_source: str, *, purpose: str, is_pooled: bool = False, waits_for_standbys: bool = True
+    data_source: str,
+    *,
+    purpose: str,
+    is_pooled: bool = False,
+    waits_for_standbys: bool = True,
+    opened: Callable[[psycopg.Connection[Any]], None] | None = None,
 ) -> psycopg.Connection[Any]:
     """Open a connection for the outbox's own statements. Raises PostgresError.
 
@@ -100,7 +125,8 @@ def connect(
     string or URI. Its settings win over the keep-alive settings here.
 
     `is_pooled` is for a connection that a transaction pooler may stand behind. Nothing is set or prepared for longer
-    than a transaction, so each one sets what it needs.
+    than a transaction, so each one sets what it needs. `opened` is called with the connection before its first
+    statement, for a caller that must be able to cut it off.
     """
     given = parsed(data_source)
     try:
@@ -112,6 +138,8 @@ def connect(
             load_all_values(pooled)
             return pooled
         connection = OutboxConnection.connect(**cast("Any", settings), autocommit=True, row_factory=tuple_row)
+        if opened is not None:
+            opened(connection)
         if _pools_transactions(connection, settings):
             connection.close()
             raise PostgresError(
@@ -119,6 +147,8 @@ def connect(
                 f"and would change what other clients do. {CONNECT_DIRECTLY}"
             )
         load_all_values(connection)
+        if connection.info.server_version >= 140000:
+            connection.execute(composed("connection.notice_hang_ups"))
         durable = sql.SQL("on" if waits_for_standbys else "local")
         # Postgres gives out no bad UTF-8.
         encoding = sql.Literal("SQL_ASCII" if _checks_no_encoding(connection) else "UTF8")

@@ -12,6 +12,7 @@ from airflow_outbox.errors import OutboxError, OutboxMissingError, PostgresError
 from airflow_outbox.postgres.names import OutboxName
 
 CONNECT_DIRECTLY = "Give the outbox a direct connection"
+_TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.DuplicateFunction)
 _GONE = ("08", "57P")  # SQLSTATE classes: connection exceptions, and a server that is shutting down or starting
 
 
@@ -31,10 +32,19 @@ def translated(name: OutboxName) -> Iterator[None]:
         remedy = "The tables are older than this release, or goharvest made them. Run `airflow-outbox init`"
         raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
     except psycopg.errors.InsufficientPrivilege as error:
+        if error.diag.source_function == "check_enable_rls":  # not translated, unlike the message
+            remedy = "Disable it for that table: it would hide rows from this role"
+            raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
         raise PostgresError(f"{name}: {reason_of(error)}. `airflow-outbox grant` prints what the role needs") from error
     except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as error:
         remedy = f"The data source leads to a pooler (PgBouncer?) in transaction mode. {CONNECT_DIRECTLY}"
         raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
+    except _TAKEN as error:
+        remedy = "Something else has this name. Drop that, or choose another name for the outbox"
+        raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
+    except psycopg.errors.LockNotAvailable as error:
+        remedy = "Another session holds it: `airflow-outbox check` names it"
+        raise PostgresError(f"{name}: waited too long for a lock ({reason_of(error)}). {remedy}") from error
     except psycopg.errors.DiskFull as error:
         raise PostgresError(f"{name}: {reason_of(error)}. Free some of Postgres' disk") from error
     except psycopg.Error as error:
@@ -72,4 +82,6 @@ def is_gone(error: psycopg.Error) -> bool:
 
 
 def reason_of(error: psycopg.Error) -> str:
-    return " ".join((error.diag.message_primary or str(error)).split())
+    """Return what happened, in one line, without libpq's question to the user: errors of ours say what to do."""
+    lines = (error.diag.message_primary or str(error)).splitlines()
+    return " ".join(" ".join(line for line in lines if not line.startswith("\tIs the server running")).split())

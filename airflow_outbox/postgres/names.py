@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
@@ -12,15 +13,22 @@ from psycopg import sql
 from airflow_outbox.errors import InvalidNameError
 
 _PART = r'(?:"(?:[^"\x00]|"")+"|[A-Za-z_\u0080-\uffff][\w$\u0080-\uffff]*)'
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
 _LONGEST_SUFFIX = "_published"
 _STAGING = "_staging"
-_MAX_IDENTIFIER_BYTES = 63
+MAX_IDENTIFIER_BYTES = 63
+_OF_AN_OUTBOX = re.compile(r"airflow-outbox\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(?:leader|ledger)")
 
 
 def is_kafkas_own(topic: str) -> bool:
     """Whether Kafka keeps its own state in a topic, as in `__consumer_offsets`, so that clients can't write to it."""
     return topic.startswith("__")
+
+
+def is_an_outboxs_own(topic: str) -> bool:
+    """Whether a topic has the name that an election or a ledger has unless one is configured, of whatever outbox."""
+    return _OF_AN_OUTBOX.fullmatch(topic) is not None
 
 
 def _fold(part: str) -> str:
@@ -66,8 +74,8 @@ class OutboxName:
             )
         schema, table = match.groups()
         name = cls(None if schema is None else _fold(schema), _fold(table))
-        if len((name.table + _LONGEST_SUFFIX).encode()) > _MAX_IDENTIFIER_BYTES:
-            longest = _MAX_IDENTIFIER_BYTES - len(_LONGEST_SUFFIX)
+        if len((name.table + _LONGEST_SUFFIX).encode()) > MAX_IDENTIFIER_BYTES:
+            longest = MAX_IDENTIFIER_BYTES - len(_LONGEST_SUFFIX)
             raise InvalidNameError(
                 f"{name.table!r} is too long. Give a name of at most {longest} bytes, so that {_LONGEST_SUFFIX} fits "
                 "behind it"
@@ -89,15 +97,21 @@ class OutboxName:
     def staging_schema(self, schema: str) -> str:
         """Return the schema in which jobs stage what they write into this outbox. The outbox is in `schema`."""
         whole = f"{schema}_{self.table}{_STAGING}"
-        if len(whole.encode()) <= _MAX_IDENTIFIER_BYTES:
+        if len(whole.encode()) <= MAX_IDENTIFIER_BYTES:
             return whole
         digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
-        room = _MAX_IDENTIFIER_BYTES - len(_STAGING) - len(digest) - 1
+        room = MAX_IDENTIFIER_BYTES - len(_STAGING) - len(digest) - 1
         return f"{whole.encode()[:room].decode(errors='ignore')}_{digest}{_STAGING}"
 
     def text(self, suffix: str = "") -> str:
         """Return the same as text, for to_regclass()."""
         return sql.Identifier(*self._parts(suffix)).as_string(None)
+
+    def typed(self) -> str:
+        """Return the name as somebody types it in a shell: without quotes where none are needed."""
+        parts = [part for part in (self.schema, self.table) if part is not None]
+        quoted = (part if _PLAIN.fullmatch(part) else sql.Identifier(part).as_string(None) for part in parts)
+        return shlex.quote(".".join(quoted))
 
     def _parts(self, suffix: str) -> list[str]:
         table = f"{self.table}_{suffix}" if suffix else self.table

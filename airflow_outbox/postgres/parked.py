@@ -6,7 +6,9 @@ out. `harvest.protocol.parking` explains parking.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 from uuid import UUID
 
@@ -16,15 +18,17 @@ from airflow_outbox.errors import FencedError
 from airflow_outbox.postgres.connection import storable
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.kept_columns import archived, kept_columns
+from airflow_outbox.postgres.slots import own
 from airflow_outbox.postgres.statements import Statements, composed
-from airflow_outbox.postgres.table import SHARD, OutboxTable
+from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.pages import Length, OutboxRow
-from airflow_outbox.values.records import Lane, Snapshot
+from airflow_outbox.values.records import Key, Lane, Snapshot, short_key
 from airflow_outbox.values.refusals import Cause, Refusal
 
 _FIRST_DELAY = 5.0  # seconds until a refusal that can pass is tried again
 _LONGEST_DELAY = 600.0
 _PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked within the statements' time limit
+_ROWS_AT_ONCE = 10_000
 _TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
 _PASSING_CAUSES = [cause.value for cause in Cause if cause.can_pass]
 
@@ -50,12 +54,24 @@ class ParkedTable:
             partition=sql.Identifier("kafka_partition") if "kafka_partition" in columns else sql.NULL,
             transaction_id=sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
             measured=composed("windows.measured", name),
+            key=composed("parked.key"),
+            **{
+                part: sql.SQL("") if table.slots is None else own(columns, of)
+                for part, of in {"own": "", "own_record": "record", "own_standing": "standing"}.items()
+            },
         )
-        self._most_bytes = table.most_bytes
+        self._shard = table.shard
+        slots = list(table.slots or ())
+        self._given = {"shard": table.shard, "slots": slots, "causes": _TOPIC_CAUSES, "most_bytes": table.most_bytes}
 
-    def lanes(self) -> tuple[dict[Lane, int], set[str]]:
-        """Return how many records wait in each parked lane, and the topics that are parked whole."""
-        lanes = {(topic, key): count for topic, key, count in self._rows("lanes")}
+    def lanes(self) -> tuple[dict[str, Counter[Key]], set[str]]:
+        """Return how many records wait in each lane, by topic and short key, and the topics that are parked whole.
+
+        There may be many lanes, or large keys: neither are in memory at once.
+        """
+        lanes: dict[str, Counter[Key]] = {}
+        for topic, key, count in chain(self._paged("lanes"), self._streamed("large_lanes")):
+            lanes.setdefault(topic, Counter())[short_key(key)] += count
         return lanes, {topic for (topic,) in self._rows("topics")}
 
     def park(self, view: UUID, records: Mapping[int, Refusal | None], snapshot: Snapshot | None) -> None:
@@ -70,14 +86,16 @@ class ParkedTable:
             values = {"view": view, "snapshot": seen, **self._columns_of(slice_)}
             self._require_fence(self._rows("park", values, mine=mine))
 
-    def due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> list[OutboxRow]:
-        """Return the records to publish now, in order, each with its number in place of an id."""
+    def due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> tuple[list[OutboxRow], str | None]:
+        """Return the records to publish now, in order, each with its number in place of an id, and the snapshot in
+        which they were read; None if there are none.
+        """
         query = self._statements.composed("parked.due")
-        values: dict[str, Any] = {"causes": _TOPIC_CAUSES, "of_all_lanes": of_all_lanes, "most_bytes": self._most_bytes}
-        values |= {"max_records": max_records, "max_bytes": max_bytes, "longest_delay": _LONGEST_DELAY}
+        values: dict[str, Any] = {**self._given, "of_all_lanes": of_all_lanes, "longest_delay": _LONGEST_DELAY}
+        values |= {"max_records": max_records, "max_bytes": max_bytes}
         with translated(self._name), self._connection.cursor(binary=True) as cursor:
-            cursor.execute(query, values)
-            return cast("list[OutboxRow]", cursor.fetchall())
+            found = cursor.execute(query, values).fetchall()
+        return [cast("OutboxRow", row[:-1]) for row in found], found[0][-1] if found else None
 
     def in_part(self) -> set[int]:
         """Return the transactions with a part here and the rest in the outbox."""
@@ -94,36 +112,55 @@ class ParkedTable:
         rows = self._rows("lengths", {"transaction_ids": ids, "passing": _PASSING_CAUSES})
         return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
-    def unpark(self, view: UUID, numbers: Sequence[int]) -> None:
-        """Delete published records, by number, or archive them."""
-        self._require_fence(self._rows("unpark", {"view": view, "numbers": list(numbers), "batch": None}))
+    def unpark(self, view: UUID, numbers: Sequence[int], *, batch: int | None = None) -> None:
+        """Delete published records, by number, or archive them. `batch` is theirs in the ledger."""
+        self._require_fence(self._rows("unpark", {"view": view, "numbers": list(numbers), "batch": batch}))
 
-    def note_refusals(self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int]) -> None:
+    def note_refusals(
+        self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int], tried_in: str | None = None
+    ) -> None:
         """Note records that were refused again, by number. Their retries are delayed longer and longer. `others` were
-        tried with them, and wait for them.
+        tried with them, and wait for them. A retry for which somebody has asked since the snapshot `tried_in`, in which
+        they were read, is still to come.
         """
         passing = [*_TOPIC_CAUSES, *_PASSING_CAUSES]
         values = {"view": view, "others": list(others), "passing": passing, "longest_delay": _LONGEST_DELAY}
-        self._require_fence(self._rows("note_refusals", {**values, **self._columns_of(refusals)}))
+        columns = self._columns_of(refusals)
+        self._require_fence(self._rows("note_refusals", {**values, **columns, "tried_in": tried_in}))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
-        """Discard what operators asked to discard. Return the lanes, once for each record."""
-        return [(topic, key) for topic, key in self._rows("discard_requested", {"view": view})]
+        """Discard what operators asked to discard. Return the lanes, by short keys, once for each record."""
+        return [(topic, short_key(key)) for topic, key in self._streamed("discard_requested", {"view": view})]
 
     def release(self, view: UUID, *, max_records: int) -> bool:
         """Make due the records that were not refused and wait for nothing any more. Return whether more may follow."""
-        row = self._require_fence(self._rows("release", {"view": view, "max_records": max_records}))
-        return int(row[1]) >= max_records
+        _, released = self._require_fence(self._rows("release", {"view": view, "max_records": max_records}))
+        return int(released) >= max_records
+
+    def _paged(self, statement: str) -> Iterator[tuple[Any, ...]]:
+        """Run a statement and read its rows page by page, which takes less time than one by one."""
+        with (
+            translated(self._name),
+            self._connection.transaction(),
+            self._connection.cursor(f"airflow_outbox_{statement}") as cursor,
+        ):
+            cursor.itersize = _ROWS_AT_ONCE
+            yield from cursor.execute(self._statements.composed(f"parked.{statement}"), self._given)
+
+    def _streamed(self, statement: str, values: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, ...]]:
+        """Run a statement and read its rows one by one: not all of their keys are in memory at a time."""
+        query = self._statements.composed(f"parked.{statement}")
+        with translated(self._name), self._connection.cursor() as cursor:
+            yield from cursor.stream(query, {**self._given, **(values or {})})
 
     def _rows(
         self, statement: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable
     ) -> list[tuple[Any, ...]]:
-        given = {"shard": SHARD, "causes": _TOPIC_CAUSES, **(values or {})}
-        return self._statements.rows(f"parked.{statement}", given, **parts)
+        return self._statements.rows(f"parked.{statement}", {**self._given, **(values or {})}, **parts)
 
     def _require_fence(self, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         if not rows or not rows[0][0]:
-            raise FencedError(f"{self._name}: another view has taken over shard {SHARD}")
+            raise FencedError(f"{self._name}: another view has taken over shard {self._shard}")
         return rows[0]
 
     def _columns_of(self, records: Mapping[int, Refusal] | Mapping[int, Refusal | None]) -> dict[str, list[Any]]:

@@ -14,18 +14,25 @@ from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.statements import Statements
 
-_KINDS = {
+KINDS = {
     "": "table",
     "state": "table",
     "shard": "table",
     "ledger": "table",
+    "cluster": "table",
+    "owed": "table",
+    "owed_rows": "table",
     "commits": "table",
     "adopted": "table",
     "parked": "table",
-    "trouble": "table",
     "published": "view",
+    "trouble": "table",
+    "positions": "table",
+    "history": "table",
+    "trail": "table",
     "archive": "archive",
 }
+"""The relations of an outbox by what their names end in, and what each has to be."""
 
 
 def problems(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
@@ -37,8 +44,8 @@ def problems(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]
     values = {
         "outbox": name.text(),
         "archive": name.text("archive"),
-        "names": [name.text(suffix) for suffix in _KINDS],
-        "kinds": list(_KINDS.values()),
+        "names": [name.text(suffix) for suffix in KINDS],
+        "kinds": list(KINDS.values()),
     }
     rows = Statements(connection, name).rows("soundness.problems", values)
     return [f"table {relation} {problem}" for relation, problem in rows]

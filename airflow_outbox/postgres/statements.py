@@ -20,6 +20,9 @@ _BESIDE = (
     "state",
     "shard",
     "ledger",
+    "cluster",
+    "owed",
+    "owed_rows",
     "commits",
     "adopted",
     "parked",
@@ -28,6 +31,11 @@ _BESIDE = (
     "loaded",
     "asked",
     "trouble",
+    "positions",
+    "history",
+    "trail",
+    "pruned",
+    "stash",
 )
 
 
@@ -80,6 +88,11 @@ class Statements:
         """Run a statement; return its first row as a named tuple, None without one. Raises PostgresError."""
         with translated(self.outbox), self.connection.cursor(row_factory=namedtuple_row) as cursor:
             return cursor.execute(self.composed(name, **parts), values).fetchone()
+
+    def named_rows(self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable) -> list[Any]:
+        """Run a statement; return all its rows as named tuples. Raises PostgresError."""
+        with translated(self.outbox), self.connection.cursor(row_factory=namedtuple_row) as cursor:
+            return cursor.execute(self.composed(name, **parts), values).fetchall()
 
     def rows(
         self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from airflow_outbox.errors import ConfigurationError, HarvestProcessError
 from airflow_outbox.harvest.process import Until
 from airflow_outbox.hooks import lineage
 from airflow_outbox.hooks.outbox import OutboxHook, check_settings
+from airflow_outbox.links.outbox import OutboxLink
 from airflow_outbox.triggers.alerts import check_path
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.common.compat.sdk import BaseOperatorLink, Context
     from airflow.providers.openlineage.extractors import OperatorLineage
 
 
@@ -36,17 +37,28 @@ class OutboxHarvestSensor(BaseSensorOperator):
 
     Like any running task, it goes on when its Dag is paused. To end it, mark it as success or failed.
 
+    A list as `outbox` has names and patterns, such as `["tenant_*.outbox"]`: one process harvests all of them. It finds
+    new ones by itself.
+
+    For several clusters, `kafka_conn_ids` has a connection for each cluster's name, such as `{"primary": "kafka_east",
+    "west": "kafka_west"}`, and takes the place of `kafka_conn_id`.
+
     `settings` are more of the harvester's configuration (`limits`, `leader_topic`, `kafka_producer`, …), and not
     secret. Set `retries`: a task that fails because Postgres or Kafka were away when it started is then tried again.
     `timeout`, `poke_interval` and `mode` of other sensors have no effect here; `soft_fail` and `never_fail` do.
 
+    `processes` is how many processes the triggerer runs for it (1 unless given): an outbox with several shards is
+    spread over them, and so over several cores. Each is started again when it dies, while the others go on.
+
     `alert_callback` is the import path of a function, `my_package.alerts.tell`. The triggerer calls it when records are
-    parked, retried or discarded, with a mapping: the event as the reference has it, and the `outbox`.
+    parked, retried or discarded, and for each new verdict, with a mapping: the event as the reference has it, and the
+    `outbox`.
 
     Raises ConfigurationError, when the Dag is read, for settings that can't be right and for `deferrable=False`.
     """
 
-    template_fields: Sequence[str] = ("postgres_conn_id", "kafka_conn_id", "outbox", "until")
+    template_fields: Sequence[str] = ("postgres_conn_id", "kafka_conn_id", "kafka_conn_ids", "outbox", "until")
+    operator_extra_links: Collection[BaseOperatorLink] = (OutboxLink(),)
     ui_color = "#dbeafe"
 
     def __init__(
@@ -54,11 +66,13 @@ class OutboxHarvestSensor(BaseSensorOperator):
         *,
         postgres_conn_id: str = PostgresHook.default_conn_name,
         kafka_conn_id: str = KafkaBaseHook.default_conn_name,
-        outbox: str = "outbox",
+        outbox: str | Sequence[str] = "outbox",
         until: str | datetime = "forever",
         settings: Mapping[str, Any] | None = None,
+        processes: int | None = None,
         alert_callback: str | None = None,
         deferrable: bool = True,
+        kafka_conn_ids: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -67,12 +81,15 @@ class OutboxHarvestSensor(BaseSensorOperator):
             raise ConfigurationError(f"{problem}. Leave deferrable out, and run a triggerer")
         self.postgres_conn_id = postgres_conn_id
         self.kafka_conn_id = kafka_conn_id
-        self.outbox = outbox
+        self.kafka_conn_ids = dict(kafka_conn_ids or {})
+        self.outbox = outbox if isinstance(outbox, (str, XComArg)) else list(outbox)
         self.until = until
-        self.settings = dict(settings or {})
+        self.settings = {**(settings or {}), **({} if processes is None else {"processes": processes})}
         self.alert_callback = check_path(alert_callback)
         self._topics: Iterable[str] = ()  # as far as the trigger has told
-        check_settings(self.settings, outbox="outbox" if _is_template(outbox) else outbox)
+        shown = outbox if isinstance(outbox, str) and not _is_template(outbox) else "outbox"
+        many = self.outbox if isinstance(self.outbox, list) and not any(map(_is_template, self.outbox)) else ()
+        check_settings(self.settings, outbox=shown, outboxes=many, clusters=self.kafka_conn_ids)
         if not _is_template(until):
             _until_text(until)
 
@@ -81,6 +98,7 @@ class OutboxHarvestSensor(BaseSensorOperator):
         trigger = OutboxHarvestTrigger(
             postgres_conn_id=self.postgres_conn_id,
             kafka_conn_id=self.kafka_conn_id,
+            kafka_conn_ids=self.kafka_conn_ids,
             outbox=self.outbox,
             until=_until_text(self.until),
             settings=self.settings,
@@ -103,10 +121,14 @@ class OutboxHarvestSensor(BaseSensorOperator):
 
         Raises PostgresError, OutboxMissingError, ConfigurationError.
         """
+        if not isinstance(self.outbox, str):  # what was published to which topic is told by outbox
+            return lineage.lineage_of(self, inputs=[], outputs=[])
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
         table = lineage.TableLocation.find(hook).dataset
         topics = {*lineage.published_topics(hook), *self._topics}
-        return lineage.lineage_of(self, inputs=[table], outputs=lineage.topic_datasets(self.kafka_conn_id, topics))
+        conn_ids = self.kafka_conn_ids.values() or [self.kafka_conn_id]
+        outputs = [dataset for conn_id in conn_ids for dataset in lineage.topic_datasets(conn_id, topics)]
+        return lineage.lineage_of(self, inputs=[table], outputs=outputs)
 
 
 def _is_template(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,13 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.hooks import lineage
 from airflow_outbox.hooks.outbox import OutboxHook
+from airflow_outbox.links.outbox import OutboxLink
 from airflow_outbox.tickets.published import TicketState, ticket_status
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 from airflow_outbox.values.records import Ticket
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.common.compat.sdk import BaseOperatorLink, Context
     from airflow.providers.openlineage.extractors import OperatorLineage
 
 
@@ -48,6 +49,7 @@ class OutboxPublishedSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("ticket", "postgres_conn_id", "outbox")
+    operator_extra_links: Collection[BaseOperatorLink] = (OutboxLink(),)
     ui_color = "#dbeafe"
 
     def __init__(

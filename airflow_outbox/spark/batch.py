@@ -15,10 +15,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from airflow_outbox.errors import JobError
+from airflow_outbox.postgres.commits import CommitId, find_commit
 from airflow_outbox.postgres.connection import connect
-from airflow_outbox.spark.commit import find_commit
-from airflow_outbox.spark.layout import Layout
-from airflow_outbox.spark.options import INLINE_BYTES, CommitId, WriteOptions
+from airflow_outbox.spark.options import INLINE_BYTES, WriteOptions
+from airflow_outbox.spark.staged_columns import StagedColumns
 from airflow_outbox.spark.staging import StagedRows, StagingRun, sweep
 from airflow_outbox.spark.writer import AttemptMessage, abandon, commit_attempts, planned, write_attempt
 
@@ -34,7 +34,7 @@ class BatchWriter(DataSourceArrowWriter):
     """
 
     run: StagingRun
-    layout: Layout
+    layout: StagedColumns
     options: WriteOptions = field(repr=False)
     is_done: bool = False
     wrote: Path | None = None

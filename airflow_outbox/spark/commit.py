@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
 
 from airflow_outbox.errors import JobError
+from airflow_outbox.postgres.commits import EnteredCommit, enter_commit, find_commit
 from airflow_outbox.postgres.errors import translated
-from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.spark.insert import SparkStatements, stash_rows, stash_text
-from airflow_outbox.spark.layout import Layout
-from airflow_outbox.spark.options import CommitId, WriteOptions
+from airflow_outbox.spark.options import WriteOptions
+from airflow_outbox.spark.staged_columns import StagedColumns
 from airflow_outbox.spark.staging import StagedRows, StagingRun
 from airflow_outbox.values.records import Ticket
 
@@ -30,22 +29,13 @@ class JobCommit:
     earlier: bool
 
 
-def find_commit(connection: psycopg.Connection[Any], outbox: OutboxName, commit_id: CommitId) -> JobCommit | None:
-    """The commit that was made under an id, if any. Raises PostgresError, OutboxMissingError."""
-    row = Statements(connection, outbox).row("stash.earlier_commit", asdict(commit_id))
-    if row is None:
-        return None
-    transaction_id, records, outbox_id, incarnation = row
-    return JobCommit(Ticket(outbox_id, incarnation, int(transaction_id)), records, earlier=True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """The commit of the rows that the accepted task attempts have staged."""
 
     connection: psycopg.Connection[Any]
     run: StagingRun
-    layout: Layout
+    layout: StagedColumns
     options: WriteOptions
 
     def commit(self, staged: Sequence[StagedRows]) -> JobCommit:
@@ -63,19 +53,18 @@ class Commit:
             if (earlier := find_commit(self.connection, outbox, commit_id)) is not None:
                 if self.run.is_stream:
                     self._require_same(earlier, staged)
-                return earlier
+                return JobCommit(earlier.ticket, earlier.records, earlier=True)
             if self.layout.is_text:
                 count = stash_text(at, self.layout, staged)
             else:
                 count = stash_rows(at, self.layout, staged, self.options, search_path=search_path)
-            entry = {**asdict(commit_id), "records": count}
-            entered = Statements(self.connection, outbox).row("stash.commit_once", entry)
+            is_first = enter_commit(self.connection, outbox, commit_id, records=count)
             committed = find_commit(self.connection, outbox, commit_id)
-            if entered is None or committed is None:
+            if not is_first or committed is None:
                 raise JobError(f"{commit_id} is used by another writer; nothing was committed. Use another id")
             if self.options.commit_sql:  # deferred triggers of the job's own tables run at the commit
                 at.execute("look_there", {"search_path": search_path})
-        return replace(committed, earlier=False)
+        return JobCommit(committed.ticket, committed.records, earlier=False)
 
     def _require_newest(self, at: SparkStatements) -> None:
         app_id, version = self.run.commit_id.app_id, self.run.commit_id.version
@@ -87,7 +76,7 @@ class Commit:
                 f"newest one, or {_NEW_CHECKPOINT}"
             )
 
-    def _require_same(self, earlier: JobCommit, staged: Sequence[StagedRows]) -> None:
+    def _require_same(self, earlier: EnteredCommit, staged: Sequence[StagedRows]) -> None:
         app_id, version = self.run.commit_id.app_id, self.run.commit_id.version
         count = sum(rows.count for rows in staged)
         if count != earlier.records:

@@ -14,15 +14,17 @@ import numpy
 import pyarrow
 import pyarrow.compute as pc
 
-from airflow_outbox.spark.layout import Layout, StagedColumn
+from airflow_outbox.spark.staged_columns import StagedColumn, StagedColumns
+from airflow_outbox.values.trace_context import TRACEPARENT, TRACESTATE
 
 _ESCAPED = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 _QUOTED = (("\\", "\\\\"), ('"', '\\"'))
 PIECE_BYTES = 1_048_576
+_END = 2**31 - 1  # of any text
 _MOST_BYTES = 268_435_456  # of a batch at once: an Arrow string holds 2 GiB, and bytes become twice as long
 
 
-def copy_lines(batch: pyarrow.RecordBatch, layout: Layout) -> list[bytes]:
+def copy_lines(batch: pyarrow.RecordBatch, layout: StagedColumns) -> list[bytes]:
     """The lines of a batch's rows with all columns that the layout sends; several texts where the batch is large."""
     if batch.num_rows == 0:
         return []
@@ -47,7 +49,7 @@ def pieces(text: bytes) -> Iterator[bytes]:
         yield text[start:]
 
 
-def _constants(layout: Layout) -> list[str]:
+def _constants(layout: StagedColumns) -> list[str]:
     dates = ["now"] if layout.dates else []
     texts = (
         _replaced(_text(pyarrow.array([value]), as_bytes=kind.startswith("bytea")), _ESCAPED)
@@ -63,8 +65,22 @@ def column_text(array: Any, column: StagedColumn) -> Any:
         lists, flat = split_lists(array)
         of_part = flat.field(name) if len(flat) else pyarrow.array([], pyarrow.string())
         literals = _array_literals(lists, _text(of_part, as_bytes=column.type.startswith("bytea")))
-        return pc.fill_null(literals, "{}")
+        literals = pc.fill_null(literals, "{}")
+        return _with_added(literals, array, column) if column.added else literals
     return _text(array, as_bytes=column.type.startswith("bytea"))
+
+
+def _with_added(literals: Any, array: Any, column: StagedColumn) -> Any:
+    """The literals of `array`'s lists with the column's `added` elements, except for rows with a trace context."""
+    elements = _text(pyarrow.array(column.added, pyarrow.string()), as_bytes=column.type.startswith("bytea"))
+    added = _array_literals(pyarrow.array([len(column.added)]), elements)[0].as_py()
+    behind = pc.binary_replace_slice(literals, -1, _END, "," + added[1:])
+    _, flat = split_lists(array)
+    names = flat.field("key") if len(flat) else pyarrow.array([], pyarrow.string())
+    is_own = pc.is_in(names, value_set=pyarrow.array([TRACEPARENT, TRACESTATE], names.type))
+    owners = pc.list_parent_indices(array).filter(is_own)
+    has_own = pc.is_in(pyarrow.array(numpy.arange(len(array)), owners.type), value_set=owners)
+    return pc.if_else(has_own, literals, pc.if_else(pc.equal(literals, "{}"), added, behind))
 
 
 def split_lists(array: Any) -> tuple[Any, Any]:

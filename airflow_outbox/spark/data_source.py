@@ -63,6 +63,8 @@ class OutboxDataSource(DataSource):
         if not with_commit_id or "txnappid" in given:  # a version belongs to its id
             for name in ("txnappid", "txnversion"):
                 defaults.pop(name, None)
+        if "traceparent" in given:
+            defaults.pop("tracestate", None)
         return read_options(defaults | given)
 
 

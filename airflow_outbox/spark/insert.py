@@ -15,8 +15,8 @@ from airflow_outbox.errors import JobError, PostgresUnreachableError, StagingLos
 from airflow_outbox.postgres.errors import is_gone
 from airflow_outbox.postgres.names import identifier
 from airflow_outbox.postgres.statements import composed
-from airflow_outbox.spark.layout import Layout
 from airflow_outbox.spark.options import WriteOptions
+from airflow_outbox.spark.staged_columns import StagedColumns
 from airflow_outbox.spark.staging import StagedRows, StagingRun, column_names, typed_columns
 
 _PIECES_AT_ONCE = 8
@@ -57,7 +57,7 @@ class SparkStatements:
             )
 
 
-def stash_text(at: SparkStatements, layout: Layout, staged: Sequence[StagedRows]) -> int:
+def stash_text(at: SparkStatements, layout: StagedColumns, staged: Sequence[StagedRows]) -> int:
     """COPY the staged lines into the outbox, some MiB at a time; return how many records that makes."""
     copy = at.composed("stash_text", outbox_columns=_names(layout.text_columns))
     there = stashed = 0
@@ -104,7 +104,7 @@ def _staged_text(at: SparkStatements, table: str) -> Iterator[list[tuple[int, by
 
 
 def stash_rows(
-    at: SparkStatements, layout: Layout, staged: Sequence[StagedRows], options: WriteOptions, *, search_path: str
+    at: SparkStatements, layout: StagedColumns, staged: Sequence[StagedRows], options: WriteOptions, *, search_path: str
 ) -> int:
     """Show the staged rows to the job's statements, which find names by `search_path`, and insert them in the job's
     order; return how many there are.
@@ -128,7 +128,7 @@ def stash_rows(
     return count
 
 
-def _show(at: SparkStatements, layout: Layout, staged: Sequence[StagedRows]) -> list[sql.Composed]:
+def _show(at: SparkStatements, layout: StagedColumns, staged: Sequence[StagedRows]) -> list[sql.Composed]:
     """Make the view `staged`; return its parts, in the order of the partitions."""
     tables: list[sql.Composable] = []
     inline: list[bytes] = []
@@ -159,7 +159,7 @@ def _show(at: SparkStatements, layout: Layout, staged: Sequence[StagedRows]) -> 
     return parts
 
 
-def _hold(at: SparkStatements, layout: Layout, lines: Sequence[bytes], *, number: int) -> sql.Identifier:
+def _hold(at: SparkStatements, layout: StagedColumns, lines: Sequence[bytes], *, number: int) -> sql.Identifier:
     table = sql.Identifier(f"outbox_inline_{number}")
     at.execute("hold_inline", staging=table, typed_columns=typed_columns(layout))
     with at.connection.cursor().copy(
@@ -188,7 +188,7 @@ def _run_statements(at: SparkStatements, commit_sql: str, *, search_path: str) -
     at.execute("look_here")
 
 
-def _insert(at: SparkStatements, layout: Layout, source: sql.Composable, order: sql.Composable) -> int:
+def _insert(at: SparkStatements, layout: StagedColumns, source: sql.Composable, order: sql.Composable) -> int:
     statement = at.composed(
         "stash_staged",
         outbox_columns=_names(layout.outbox_columns),

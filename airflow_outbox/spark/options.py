@@ -13,13 +13,18 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from airflow_outbox.errors import ConfigurationError, DataSourceError
+from airflow_outbox.postgres.commits import CommitId
 from airflow_outbox.postgres.connection import parsed
-from airflow_outbox.postgres.names import OutboxName, is_kafkas_own
+from airflow_outbox.postgres.names import OutboxName, is_an_outboxs_own, is_kafkas_own
+from airflow_outbox.values.trace_context import TRACEPARENT, TRACESTATE
 
 INLINE_BYTES = 65_536
 STREAM_INLINE_BYTES = 1_048_576
 STAGING_TTL_SECONDS = 86_400
-TOPIC_RULE = "is not a legal name: 1 to 249 letters, digits, '.', '_' and '-', and no '__' at the beginning"
+TOPIC_RULE = (
+    "is not a legal name: 1 to 249 letters, digits, '.', '_' and '-', no '__' at the beginning, and not an outbox's "
+    "own topic"
+)
 
 OPTION_NAMES = (
     "url",
@@ -30,6 +35,9 @@ OPTION_NAMES = (
     "key",
     "headers",
     "partition",
+    "format",
+    "traceparent",
+    "tracestate",
     "orderBy",
     "commitSql",
     "txnAppId",
@@ -38,16 +46,9 @@ OPTION_NAMES = (
     "stagingTtlSeconds",
 )
 _JDBC_AS_LIBPQ = frozenset({"user", "password", "sslmode", "options"})
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _COLUMN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^,"`]+?))\s*(?:,|$)')
-
-
-@dataclass(frozen=True, slots=True)
-class CommitId:
-    """The id of a job, and the version of its commit: together they commit once."""
-
-    app_id: str
-    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,9 @@ class WriteOptions:
     """The options of one write.
 
     `topic`, `key`, `headers` and `partition` are what all its records have in common; None leaves each to a column.
-    `order_by` empty keeps the order of partitions and rows. `commit_id` None means that the write has no id to be found
-    again by. `inline_bytes` None leaves it to the kind of write.
+    With `are_cloud_events`, the columns `ce_…` are attributes of events. `trace_headers` are added to records that have
+    no header of these names. `order_by` empty keeps the order of partitions and rows. `commit_id` None means that the
+    write has no id to be found again by. `inline_bytes` None leaves it to the kind of write.
     """
 
     data_source: str = field(repr=False)
@@ -65,6 +67,8 @@ class WriteOptions:
     key: str | None = None
     headers: tuple[tuple[str, str], ...] | None = None
     partition: int | None = None
+    are_cloud_events: bool = False
+    trace_headers: tuple[tuple[str, str], ...] = ()
     order_by: tuple[str, ...] = ()
     commit_sql: str | None = None
     commit_id: CommitId | None = None
@@ -97,6 +101,8 @@ def read_options(options: Mapping[str, str]) -> WriteOptions:
         key=given.get("key"),
         headers=_headers(given.get("headers")),
         partition=_whole(given, "partition"),
+        are_cloud_events=_are_cloud_events(given.get("format")),
+        trace_headers=_trace_headers(given),
         order_by=_columns(given.get("orderBy", "")),
         commit_sql=given.get("commitSql") or None,
         commit_id=_commit_id(given),
@@ -107,7 +113,8 @@ def read_options(options: Mapping[str, str]) -> WriteOptions:
 
 def is_legal_topic(name: str) -> bool:
     """Whether Kafka allows records in a topic of this name."""
-    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."} and not is_kafkas_own(name)
+    is_plain = _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+    return is_plain and not is_kafkas_own(name) and not is_an_outboxs_own(name)
 
 
 def _data_source(url: str, *, user: str | None, password: str | None) -> str:
@@ -152,6 +159,12 @@ def _whole(given: Mapping[str, str], name: str, *, least: int = 0) -> int | None
     return number
 
 
+def _are_cloud_events(form: str | None) -> bool:
+    if form not in (None, "cloudevents"):
+        raise ConfigurationError(f"option format is {form!r}. Give cloudevents, or leave it out")
+    return form is not None
+
+
 def _headers(text: str | None) -> tuple[tuple[str, str], ...] | None:
     if text is None:
         return None
@@ -162,6 +175,19 @@ def _headers(text: str | None) -> tuple[tuple[str, str], ...] | None:
     if not isinstance(headers, dict) or not all(name and isinstance(value, str) for name, value in headers.items()):
         raise ConfigurationError('option headers: give a JSON object of strings, such as {"schema": "order/1"}')
     return tuple(headers.items())
+
+
+def _trace_headers(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    if TRACEPARENT not in given:
+        if TRACESTATE in given:
+            raise ConfigurationError("option tracestate needs traceparent. Give all that trace_headers() returns")
+        return ()
+    if not _TRACEPARENT.fullmatch(given[TRACEPARENT]):
+        raise ConfigurationError(
+            f"option traceparent is {given[TRACEPARENT]!r}, which is no trace context. Give all that trace_headers() "
+            "returns"
+        )
+    return tuple((name, given[name]) for name in (TRACEPARENT, TRACESTATE) if name in given)
 
 
 def _columns(text: str) -> tuple[str, ...]:

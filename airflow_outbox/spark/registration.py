@@ -30,8 +30,9 @@ def register(session: SparkSession, *, options: Mapping[str, str] | None = None)
     `options` are defaults for all writes, also after later calls without any. They travel to drivers and executors with
     the code, never as Spark's own options, which its UI would show: give a url with a password here.
 
-    The values that `OutboxSparkSubmitOperator` has passed to the job become defaults in the same way, for the options
-    `url`, `dbtable`, `txnAppId` and `txnVersion`, except those that `options` name; a version belongs to its id.
+    The values that `OutboxSparkSubmitOperator` has passed to the job become defaults in the same way, except those that
+    `options` name. They are `url`, `dbtable`, `txnAppId`, `txnVersion`, `traceparent` and `tracestate`. A version
+    belongs to its id, a tracestate to its traceparent.
 
     Raises ConfigurationError when the data source was passed to the job and can't be read.
     """
@@ -45,9 +46,17 @@ def register(session: SparkSession, *, options: Mapping[str, str] | None = None)
 
 def _passed(session: SparkSession) -> dict[str, str]:
     """The operator's values, except those that `_given` replaces."""
-    asked = {"dbtable": settings.OUTBOX_TABLE, "txnappid": settings.APP_ID, "txnversion": settings.VERSION}
+    asked = {
+        "dbtable": settings.OUTBOX_TABLE,
+        "txnappid": settings.APP_ID,
+        "txnversion": settings.VERSION,
+        "traceparent": settings.TRACEPARENT,
+        "tracestate": settings.TRACESTATE,
+    }
     if "txnappid" in _given:
         del asked["txnversion"]
+    if "traceparent" in _given:
+        del asked["tracestate"]
     passed = {option: value for option, name in asked.items() if (value := session.conf.get(name, None))}
     file = session.conf.get(settings.DATA_SOURCE_FILE, None)
     if file and "url" not in _given:

@@ -1,4 +1,4 @@
-"""Patience with a Postgres that restarts, which as a rule takes seconds."""
+"""Wait for a Postgres that restarts, which usually takes seconds."""
 
 from __future__ import annotations
 

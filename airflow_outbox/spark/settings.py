@@ -13,3 +13,9 @@ VERSION = "spark.airflowOutbox.version"
 
 DATA_SOURCE_FILE = "spark.airflowOutbox.dataSourceFile"
 """A file or pipe that the driver can read, with a libpq connection string or URI in it."""
+
+TRACEPARENT = "spark.airflowOutbox.traceparent"
+"""The trace context of the task that submits the job, for all records that have none of their own."""
+
+TRACESTATE = "spark.airflowOutbox.tracestate"
+"""The second part of that context, if it has one."""

@@ -18,14 +18,14 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
+from airflow_outbox.postgres.commits import CommitId
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName, identifier
 from airflow_outbox.postgres.statements import composed
 from airflow_outbox.spark.copy_text import pieces
-from airflow_outbox.spark.layout import Layout
-from airflow_outbox.spark.options import CommitId
 from airflow_outbox.spark.retrying import patiently
+from airflow_outbox.spark.staged_columns import StagedColumns
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def stage(
     lines: Iterable[tuple[int, bytes]],
     *,
     run: StagingRun,
-    layout: Layout,
+    layout: StagedColumns,
     inline_bytes: int,
     attempt: int,
     data_source: str,
@@ -95,7 +95,7 @@ def stage(
 
 
 @contextmanager
-def _copy(table: str, run: StagingRun, layout: Layout, data_source: str) -> Iterator[Callable[[bytes], None]]:
+def _copy(table: str, run: StagingRun, layout: StagedColumns, data_source: str) -> Iterator[Callable[[bytes], None]]:
     staging = identifier(run.schema, table)
 
     def statement(name: str, **parts: sql.Composable) -> sql.Composed:
@@ -130,14 +130,14 @@ def _pieces_into(rows: psycopg.Copy) -> Callable[[bytes], None]:
     return write
 
 
-def typed_columns(layout: Layout) -> sql.Composed:
+def typed_columns(layout: StagedColumns) -> sql.Composed:
     return sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(cast("Any", column.type)))
         for column in layout.sent
     )
 
 
-def column_names(layout: Layout) -> sql.Composed:
+def column_names(layout: StagedColumns) -> sql.Composed:
     return sql.SQL(", ").join(sql.Identifier(column.name) for column in layout.sent)
 
 

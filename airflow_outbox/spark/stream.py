@@ -18,10 +18,11 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from airflow_outbox.errors import ConfigurationError
+from airflow_outbox.postgres.commits import CommitId
 from airflow_outbox.postgres.connection import connect
-from airflow_outbox.spark.layout import Layout
-from airflow_outbox.spark.options import STREAM_INLINE_BYTES, CommitId, WriteOptions
+from airflow_outbox.spark.options import STREAM_INLINE_BYTES, WriteOptions
 from airflow_outbox.spark.retrying import patiently
+from airflow_outbox.spark.staged_columns import StagedColumns
 from airflow_outbox.spark.staging import StagingRun
 from airflow_outbox.spark.writer import AttemptMessage, Plan, abandon, commit_attempts, planned, write_attempt
 
@@ -39,7 +40,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of one query."""
 
     run: StagingRun
-    layout: Layout
+    layout: StagedColumns
     options: WriteOptions = field(repr=False)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow
 import pyarrow.compute as pc
 
-from airflow_outbox.spark.layout import Layout, StagedColumn
 from airflow_outbox.spark.options import TOPIC_RULE, is_legal_topic
+from airflow_outbox.spark.staged_columns import StagedColumn, StagedColumns
 
 _SHOWN = 40
 
@@ -24,7 +24,7 @@ class Problem:
     rule: str
 
 
-def first_problem(batch: pyarrow.RecordBatch, layout: Layout) -> Problem | None:
+def first_problem(batch: pyarrow.RecordBatch, layout: StagedColumns) -> Problem | None:
     """The first row of a batch that breaks a rule, if any."""
     found = [
         problem for column in layout.sent for problem in _problems(batch.column(column.place), column) if batch.num_rows

@@ -1,4 +1,4 @@
-"""The work of planner, tasks and driver for a write, batch or stream.
+"""The work of planner, tasks and driver for a write, by a batch job or a stream.
 
 A task attempt checks its rows and stages them; its message says how many, and where. Spark gives the driver one message
 a partition, from the attempt that counts, and the driver commits them. Losing attempts have no message, and so no
@@ -20,15 +20,17 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from airflow_outbox.errors import JobError, OutboxError, OutboxMissingError
+from airflow_outbox.postgres.commits import CommitId
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.spark.cloud_events import event_problem, with_events, with_headers
 from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
-from airflow_outbox.spark.layout import Layout, plan
-from airflow_outbox.spark.options import CommitId, WriteOptions
+from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.retrying import patiently
+from airflow_outbox.spark.staged_columns import StagedColumns, plan
 from airflow_outbox.spark.staging import StagedRows, StagingRun, drop, stage, sweep
 from airflow_outbox.spark.validation import Problem, first_problem
 
@@ -41,7 +43,7 @@ class Plan:
 
     outbox: OutboxName
     schema: str
-    layout: Layout
+    layout: StagedColumns
 
 
 def planned(connection: psycopg.Connection[Any], schema: StructType, options: WriteOptions) -> Plan:
@@ -58,6 +60,8 @@ def planned(connection: psycopg.Connection[Any], schema: StructType, options: Wr
             f"there is no schema {staging}, in which jobs stage records for {outbox}. Let the outbox's owner run "
             "`airflow-outbox init`, and `airflow-outbox grant --job` for this role"
         )
+    if options.are_cloud_events:
+        schema, options = with_headers(schema, options)
     layout = plan(schema, options=options, outbox=columns, defaults=defaults)
     return Plan(outbox.located(outbox_schema), staging, layout)
 
@@ -77,7 +81,12 @@ class UnfitRecordError(Exception):
 
 
 def write_attempt(
-    batches: Iterable[pyarrow.RecordBatch], *, run: StagingRun, layout: Layout, options: WriteOptions, inline_bytes: int
+    batches: Iterable[pyarrow.RecordBatch],
+    *,
+    run: StagingRun,
+    layout: StagedColumns,
+    options: WriteOptions,
+    inline_bytes: int,
 ) -> AttemptMessage:
     """Check and stage the rows of this task attempt. Raises PostgresError, which Spark answers with another attempt.
 
@@ -100,11 +109,14 @@ def write_attempt(
 
 
 def _lines(
-    batches: Iterable[pyarrow.RecordBatch], *, layout: Layout, options: WriteOptions, partition: int
+    batches: Iterable[pyarrow.RecordBatch], *, layout: StagedColumns, options: WriteOptions, partition: int
 ) -> Iterator[tuple[int, bytes]]:
     before = 0
     for batch in batches:
-        if problem := first_problem(batch, layout):
+        problem = event_problem(batch) if options.are_cloud_events else None
+        if options.are_cloud_events:
+            batch = with_events(batch, options)
+        if problem := problem or first_problem(batch, layout):
             raise UnfitRecordError(_told(problem, batch, options=options, partition=partition, before=before))
         texts = copy_lines(batch, layout)
         for place, text in enumerate(texts):
@@ -121,7 +133,7 @@ def _told(problem: Problem, batch: pyarrow.RecordBatch, *, options: WriteOptions
 
 
 def commit_attempts(
-    messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, layout: Layout, options: WriteOptions
+    messages: Sequence[WriterCommitMessage | None], *, run: StagingRun, layout: StagedColumns, options: WriteOptions
 ) -> JobCommit:
     """Commit the rows that the accepted attempts have staged, and drop the staging. Raises JobError, PostgresError.
 

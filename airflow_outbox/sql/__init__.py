@@ -4,21 +4,33 @@
 | --- | --- |
 | `schema.sql` | the tables, whole |
 | `migrations/` | the steps from one schema version to the next |
-| `loaded_rows.sql` | the triggers against rows loaded with other transactions' ids |
+| `transaction_id_trigger.sql` | the triggers against rows loaded with other transactions' ids |
 | `soundness.sql` | the problems that the tables must not have |
 | `grants.sql` | the privileges |
+| `stash_function.sql` | the function that stashes a record in one call, from any language |
+| `debezium.sql`, `debezium_values.sql` | a Debezium outbox table: its trigger, publication and slot; its values |
 | `connection.sql` | a session's settings, and look-ups before an outbox is known |
 | `stash.sql` | what runs in a caller's own transaction |
 | `fence.sql` | the fence row: who leads, and what a leader records there and beside it; the order of locks |
 | `windows.sql` | exactly once: read windows, purge what is published |
+| `slots.sql` | several shards: the slot of a record, and the indexes by it |
+| `layout.sql` | several shards: another number of them |
+| `clusters.sql` | several clusters: which ones count; what some of them lack |
+| `many.sql` | many outboxes in one process: find them, keep those that rest |
+| `cluster_rows.sql` | several clusters: which ones belong to an outbox |
 | `marks.sql` | at least once: mark, purge, reset |
 | `parked.sql` | the statements about parked records |
 | `archive.sql` | the statements about the archive |
 | `tickets.sql` | the statements about tickets |
 | `spark.sql` | the statements of Spark's writes |
 | `verdict.sql`, `trouble.sql` | the facts of the verdict; what a member tells of itself |
+| `positions.sql` | what replicators of positions see |
+| `overview.sql` | what the page in Airflow's UI shows |
+| `health_history.sql` | how the outbox was doing in the last day |
+| `trail.sql` | what operators have asked for |
 | `lineage.sql` | where the outbox's table is, and which topics it was published to |
 | `status.sql`, `check.sql`, `adopt.sql`, `init.sql` | the operators' statements |
+| `renaming.sql` | an outbox that gets another name, or whose table got one alone |
 | `audit.sql`, `comparison.sql` | the statements of an audit in Postgres; its comparison in SQLite |
 
 `{name}` in a statement stands for an identifier or a type, `%(name)s` for a value.

@@ -5,7 +5,7 @@
 
 -- make --
 -- The archive and its default partition. `view` is the leader's that purged the record. `batch` is the record's number
--- in the ledger; records published at least once, or after they were parked, have none.
+-- in the ledger; records published at least once have none.
 CREATE TABLE {archive} (LIKE {outbox}, archived_at TIMESTAMPTZ NOT NULL, view UUID NOT NULL, batch BIGINT) PARTITION BY RANGE (archived_at);
 ALTER TABLE {archive} DROP COLUMN leader_id, ALTER COLUMN kafka_key DROP NOT NULL;
 CREATE INDEX ON {archive} (id);

@@ -43,5 +43,5 @@ WHERE kafka_topic = ANY(%(topics)s) AND id BETWEEN %(first)s AND %(last)s
       AND NOT EXISTS (SELECT FROM {table} AS record WHERE record.id = waiting.id)
 
 -- named --
--- The topic and the key of rows, for people.
-SELECT id, kafka_topic, kafka_key FROM {table} WHERE id = ANY(%(ids)s)
+-- The topic, the key and the slot of rows, for people.
+SELECT id, kafka_topic, kafka_key, {slot} FROM {table} WHERE id = ANY(%(ids)s)

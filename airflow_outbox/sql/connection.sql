@@ -20,6 +20,10 @@ SET transform_null_equals = off;
 SET lock_timeout = '10s';
 SET statement_timeout = 0
 
+-- notice_hang_ups --
+-- A statement whose client has gone ends, and does not go on for hours. From Postgres 14 on.
+SET client_connection_check_interval = '1s'
+
 -- backend_pid --
 SELECT pg_catalog.pg_backend_pid()
 

@@ -11,8 +11,8 @@
 -- A take-over waits for the fence row alone.
 
 -- identity --
--- The outbox's id, schema version and incarnation.
-SELECT outbox_id, schema_version, incarnation FROM {state}
+-- The outbox's id, schema version and incarnation, its layout, how many promotions there were, and the primary.
+SELECT outbox_id, schema_version, incarnation, layout, shards, promotions, (SELECT name FROM {cluster} WHERE part = 'primary') FROM {state}
 
 -- present --
 -- Part of statements about the history: the database's, and that of the table in it, as it is now.
@@ -21,15 +21,19 @@ SELECT (pg_control_system()).system_identifier, ('x' || left(pg_walfile_name(pg_
 
 -- take_over --
 -- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row.
--- `after`, unless empty, holds the only views that may be followed. `outbox_id`, unless null, is the outbox that the
+-- No shard without slots is led; and, while another number of shards is asked for or a cluster is about to count, none but
+-- the first. Its leader, who sees to that, takes over all (`reshards`). `after`, unless empty, holds the only views that may be followed. `outbox_id`, unless null, is the outbox that the
 -- harvester was started for. An incarnation's first leader records the history, unless that would have to wait for
 -- somebody who holds the outbox's row: then `begin` does.
 WITH taken AS (
     UPDATE {shard}
-    SET view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
-        heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0
+    SET view = %(view)s, slots_view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),
+        heartbeat_at = clock_timestamp(), in_flight = 0, rate = 0, lagging_after = coalesce(%(lagging_after)s, lagging_after),
+        stalled_after = coalesce(%(stalled_after)s, stalled_after), silence = coalesce(%(silence)s, silence)
     WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR view = ANY(%(after)s))
-          AND (%(outbox_id)s::uuid IS NULL OR outbox_id = %(outbox_id)s)
+          AND (%(outbox_id)s::uuid IS NULL OR outbox_id = %(outbox_id)s) AND (slots IS DISTINCT FROM ARRAY[]::integer[] OR %(reshards)s)
+          AND (%(layout)s::integer IS NULL OR layout = %(layout)s)
+          AND (shard = 0 OR %(reshards)s OR NOT EXISTS (SELECT FROM {state} WHERE shards_wanted IS NOT NULL OR attach_closing))
     RETURNING true
 ), unrecorded AS (
     SELECT FROM {state} WHERE system_identifier IS NULL AND EXISTS (SELECT FROM taken) FOR UPDATE SKIP LOCKED
@@ -51,10 +55,18 @@ SELECT paused, coalesce(handover_asked_at > took_over_at, false) AS handover, fe
             WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0)
        END AS last_drawn,
        beats, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_transaction_id,
-       {newest_transaction_id} AS newest_transaction_id, halted, watermark::text, covered_batch, topics, uncovered,
-       begun_view
+       {newest_transaction_id} AS newest_transaction_id, halted, watermark::text, covered_batch, topics, uncovered, fence.layout, slots, shards_wanted,
+       begun_view, begun_primary, primary_cluster, membership, attach_wanted, attach_how, attach_closing, (
+           SELECT jsonb_object_agg(member.name, coalesce(to_jsonb(other), jsonb_build_object()) || jsonb_build_object('part', part))
+           FROM {cluster} AS member LEFT JOIN {ledger} AS other ON other.cluster = member.name AND other.shard = fence.shard
+           WHERE member.name <> primary_cluster
+       ) AS others, ARRAY(
+           SELECT DISTINCT shard FROM {shard} AS other JOIN {ledger} AS known USING (shard)
+           WHERE other.slots = ARRAY[]::integer[] AND witnessed_batch > 0
+           ORDER BY shard
+       ) AS dormant
 FROM {shard} AS fence
-LEFT JOIN {ledger} AS ledger ON ledger.shard = fence.shard AND cluster = 'primary'
+LEFT JOIN {ledger} AS ledger ON ledger.shard = fence.shard AND cluster = primary_cluster
 LEFT JOIN {state} AS state ON true
 CROSS JOIN ({present}) AS present
 CROSS JOIN CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
@@ -72,23 +84,29 @@ coalesce((
 ), 0)
 
 -- begin --
--- Records how the term harvests, which ledger it goes by, and its producers' ids (null: as before). From now on only
--- this view can publish records that the witness does not know of. A history that the take-over could not record is
+-- Records how the term harvests, which ledger it goes by, and its producers' ids (null: as before); on the backups,
+-- too, if there are any. From now on only this view can publish records that the witness does not know of. A history that the take-over could not record is
 -- recorded; one from an earlier release, without the database's oid, gets it.
 WITH begun AS (
     UPDATE {shard}
-    SET begun_view = %(view)s, delivery = %(delivery)s, highest_id = %(highest_id)s, beats = beats + 1,
+    SET begun_view = %(view)s, begun_primary = primary_cluster, delivery = %(delivery)s, highest_id = %(highest_id)s, beats = beats + 1,
         watermark = coalesce(%(watermark)s::pg_snapshot, watermark), covered_batch = coalesce(%(covered_batch)s, covered_batch),
         topics = coalesce(%(topics)s::jsonb, topics), uncovered = coalesce(%(uncovered)s::jsonb, uncovered)
     WHERE shard = %(shard)s AND view = %(view)s
-    RETURNING shard
+    RETURNING shard, primary_cluster
 ), noted AS (
     UPDATE {ledger} AS ledger
     SET transactional_ids = coalesce(%(transactional_ids)s::text[], transactional_ids), ledger_topic_id = %(topic_id)s,
         witnessed_batch = %(batch)s, ledger_offset = %(offset)s
     FROM begun
-    WHERE ledger.shard = begun.shard AND cluster = 'primary'
+    WHERE ledger.shard = begun.shard AND cluster = primary_cluster
     RETURNING true
+), noted_on_backups AS (
+    UPDATE {ledger} AS ledger
+    SET transactional_ids = backup.transactional_ids, ledger_topic_id = backup.ledger_topic_id, witnessed_batch = backup.witnessed_batch,
+        ledger_offset = backup.ledger_offset
+    FROM begun, jsonb_populate_recordset(NULL::{ledger}, %(backups)s::jsonb) AS backup
+    WHERE ledger.shard = begun.shard AND ledger.cluster = backup.cluster
 ), recorded AS (
     UPDATE {state} AS state
     SET system_identifier = coalesce(state.system_identifier, present.system_identifier), timeline = coalesce(state.timeline, present.timeline),
@@ -116,6 +134,14 @@ WHERE shard = %(shard)s
 -- Whether the fence names this view. Locks nothing.
 SELECT view IS NOT DISTINCT FROM %(view)s FROM {shard} WHERE shard = %(shard)s
 
+-- looks --
+-- What each shard that has slots shows to all members: its view, whether anybody leads, for how long the leader has been
+-- silent, and whether an operator has asked for a handover since it took over. Locks nothing.
+SELECT shard, view, member IS NOT NULL AS is_led, coalesce(EXTRACT(epoch FROM clock_timestamp() - heartbeat_at), 0)::float8 AS silent_for,
+       coalesce(handover_asked_at > took_over_at, false) AS hands_over
+FROM {shard} WHERE slots IS DISTINCT FROM ARRAY[]::integer[]
+ORDER BY shard
+
 -- heartbeat --
 -- Keeps the fence row's account: alive, how many records have been published, and how far everything is published,
 -- which it announces like `purge_published`; and the ledger's: what is witnessed of it (nulls: as before). Returns
@@ -132,26 +158,36 @@ WITH beat AS (
         topics = coalesce(%(topics)s::jsonb, topics), uncovered = coalesce(%(uncovered)s::jsonb, uncovered)
     FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence
     WHERE shard = %(shard)s AND view = %(view)s
-    RETURNING shard, coalesce(handover_asked_at > took_over_at, false) AS handover,
+    RETURNING shard, primary_cluster, coalesce(handover_asked_at > took_over_at, false) AS handover,
         to_regclass(%(outbox)s)::oid::bigint AS present_table_oid,
         CASE WHEN sequence IS NULL THEN 9223372036854775807
              WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0)
         END AS last_drawn, beats,
         CASE WHEN %(watermark)s::text IS NOT NULL THEN
-             pg_notify('outbox ' || outbox_id, {announcement}) END AS announced
+             pg_notify({channel}, {announcement}) END AS announced
 ), witnessed AS (
     UPDATE {ledger} AS ledger
     SET witnessed_batch = %(batch)s, ledger_offset = %(offset)s
     FROM beat
-    WHERE %(batch)s::bigint IS NOT NULL AND ledger.shard = beat.shard AND cluster = 'primary'
+    WHERE %(batch)s::bigint IS NOT NULL AND ledger.shard = beat.shard AND cluster = primary_cluster
+), witnessed_on_backups AS (
+    UPDATE {ledger} AS ledger
+    SET witnessed_batch = backup.witnessed_batch, ledger_offset = backup.ledger_offset
+    FROM beat, jsonb_populate_recordset(NULL::{ledger}, %(backups)s::jsonb) AS backup
+    WHERE ledger.shard = beat.shard AND ledger.cluster = backup.cluster
 )
-SELECT paused, handover, present_table_oid, last_drawn, beats FROM beat CROSS JOIN {state}
+SELECT paused, handover, present_table_oid, last_drawn, beats, shards_wanted, attach_wanted, attach_how, attach_closing, halted FROM beat CROSS JOIN {state}
+
+-- channel --
+-- Part of `purge_published` and `heartbeat`: shards of several are announced on another channel than one that is alone, so
+-- that a listener of an earlier release does not take one for all.
+CASE WHEN slots IS NULL THEN 'outbox ' ELSE 'outbox shards ' END || outbox_id
 
 -- announcement --
--- Part of `purge_published` and `heartbeat`: the text, and a proof that its author can read the outbox's secret.
--- Anybody who may connect may notify, and listen.
-concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END, encode(sha256(uuid_send(secret) || sha256(
-    uuid_send(secret) || convert_to(concat_ws(' ', shard, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END), 'UTF8')
+-- Part of `purge_published` and `heartbeat`: the text, with the layout in the second place where there are several
+-- shards, and a proof that its author can read the outbox's secret. Anybody who may connect may notify, and listen.
+concat_ws(' ', shard, CASE WHEN slots IS NOT NULL THEN layout END, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END, encode(sha256(uuid_send(secret) || sha256(
+    uuid_send(secret) || convert_to(concat_ws(' ', shard, CASE WHEN slots IS NOT NULL THEN layout END, incarnation, CASE WHEN length(%(watermark)s::text) < 7800 THEN %(watermark)s::text END), 'UTF8')
 )), 'hex'))
 
 -- leave --

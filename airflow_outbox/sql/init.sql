@@ -28,12 +28,16 @@ WHERE pg_class.oid = to_regclass(%(table)s)
 -- create_staging_schema --
 CREATE SCHEMA {staging} AUTHORIZATION {owner}
 
+-- owner --
+-- The outbox's owner, and whether the connected role may do what its owner may.
+SELECT pg_get_userbyid(relowner)::text, pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%(table)s)
+
 -- schema_version --
 -- Until version 6 it was in the rows of the shards.
 SELECT schema_version FROM {table} LIMIT 1
 
 -- set_schema_version --
-UPDATE {state} SET schema_version = %(version)s
+UPDATE {state} SET schema_version = {version}
 
 -- table_size --
 -- The size of the outbox with its indexes, in words, and about how many rows it has.

@@ -29,7 +29,7 @@ WITH due AS MATERIALIZED (
     WHERE record.id = due.id AND EXISTS (SELECT FROM fence)
     RETURNING record.*
 )
-SELECT id, kafka_topic, kafka_key, CASE WHEN fits THEN kafka_value END, CASE WHEN fits THEN kafka_header_keys END,
+SELECT id, kafka_topic, {key}, CASE WHEN fits THEN kafka_value END, CASE WHEN fits THEN kafka_header_keys END,
        CASE WHEN fits THEN kafka_header_values END, {partition}
 FROM marked {measured}
 ORDER BY id
@@ -40,14 +40,18 @@ SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
 
 -- purge --
 -- Deletes published records, or archives them, by exact ids, as long as they carry this view's mark and the fence names
--- this view. Returns whether the fence does.
+-- this view. Returns whether the fence does, how many records it deleted, and the age of the record `sample`.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {outbox} WHERE id = ANY(%(ids)s) AND leader_id = %(view)s AND EXISTS (SELECT FROM fence)
     {returned}
 ) {archived}
-SELECT EXISTS (SELECT FROM fence)
+SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM purged), {age}
+
+-- kept --
+-- The first of these records that `purge` should have deleted and that is still there.
+SELECT id FROM {outbox} WHERE id = ANY(%(ids)s) AND leader_id = %(view)s ORDER BY id LIMIT 1
 
 -- reset --
 -- Removes this view's mark from records that could not be published, so that the next mark of any view finds them.

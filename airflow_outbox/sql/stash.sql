@@ -7,7 +7,7 @@
 WITH stashed AS (
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
     SELECT pg_catalog.now(), topic, key, value, names, "values"
-    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::json)
+    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::pg_catalog.text::json)
         AS (topic text, key {key_type}, value {value_type}, names text[], "values" {header_type}[], partition integer))
         WITH ORDINALITY AS record (topic, key, value, names, "values", partition, place)
     ORDER BY place
@@ -19,7 +19,7 @@ SELECT outbox_id::text, incarnation, pg_catalog.pg_current_xact_id()::text FROM 
 WITH stashed AS (
     INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, kafka_partition)
     SELECT pg_catalog.now(), topic, key, value, names, "values", partition
-    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::json)
+    FROM ROWS FROM (pg_catalog.json_to_recordset(%(records)s::pg_catalog.text::json)
         AS (topic text, key {key_type}, value {value_type}, names text[], "values" {header_type}[], partition integer))
         WITH ORDINALITY AS record (topic, key, value, names, "values", partition, place)
     ORDER BY place

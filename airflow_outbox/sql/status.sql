@@ -1,10 +1,11 @@
 -- How an outbox is doing, and what operators ask of its leaders.
 
 -- status --
--- One row per shard.
+-- One row per shard that has slots.
 SELECT shard, member, view, took_over_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS silent_for,
        published, in_flight, rate, paused, last_error, last_error_at
 FROM {shard} CROSS JOIN {state}
+WHERE slots IS DISTINCT FROM ARRAY[]::integer[]
 ORDER BY shard
 
 -- dead_rows --
@@ -37,8 +38,18 @@ LIMIT 1
 -- ask_pause --
 -- Asks every leader to pause or to go on; it sees that with its next heartbeat.
 -- It is paused since the first of such requests.
-UPDATE {state} SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, clock_timestamp()) END
+WITH asked AS (
+    UPDATE {state} SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, clock_timestamp()) END
+    RETURNING true
+)
+{noted}
 
 -- ask_handover --
--- Asks a shard's leader to let another member lead; it sees that with its next heartbeat.
-UPDATE {shard} SET handover_asked_at = clock_timestamp() WHERE shard = %(shard)s
+-- Asks a shard's leader to let another member lead; it sees that with its next heartbeat. Returns the leader.
+WITH asked AS (
+    UPDATE {shard} SET handover_asked_at = clock_timestamp() WHERE shard = %(shard)s
+    RETURNING member, view
+), noted AS (
+    {noted}
+)
+SELECT member, view FROM asked

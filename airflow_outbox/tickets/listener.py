@@ -13,8 +13,9 @@ transaction, one statement gets Postgres' last word:
 Where no notifications come (a connection pooler swallows them, or nobody leads), the watermark is looked at once a
 second.
 
-The database's load, however many wait: `MOST_STATEMENTS` statements a second, and two more in the first one; some in
-ten seconds while nothing happens. One statement asks for many tickets.
+The database's load does not grow with the tickets, since one statement asks for many. There are at most
+`MOST_STATEMENTS` statements a second, and two more in the first second. While nothing happens, there are a few in ten
+seconds.
 
 A lost connection is made again; only the log tells of it. The new one asks again for everything heard on the old one
 (`airflow_outbox.tickets.waiters`).
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import replace
@@ -43,26 +44,25 @@ from airflow_outbox.tickets.published import (
     Outcome,
     TicketState,
     TicketStatus,
-    Watermarks,
     left_of,
     values_of,
 )
-from airflow_outbox.tickets.session import Connect, Session, connected
+from airflow_outbox.tickets.session import Connect, ListenerSession, connected
 from airflow_outbox.tickets.waiters import GREETING_INTERVAL, LOOK_INTERVAL, Account, Awaited, Waiter
+from airflow_outbox.tickets.watermarks import Watermarks
 from airflow_outbox.values.records import Ticket
 
 MOST_STATEMENTS = 17
 _BURST = 2
 _FIRST_REPORT = 2.0
 _REPORT_INTERVAL = 10.0
-_REPORT_SHARE = 20  # counting takes at most one part in so many of the time
+_REPORT_SHARE = 20  # counting takes at most one part in this many of the time
 _COUNTING = 2.0
 _SHORTEST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 
 _log = logging.getLogger(__name__)
 News = TypeVar("News")
-Answer = TypeVar("Answer")
 
 
 class Listener:
@@ -146,7 +146,7 @@ class Listener:
         finally:
             self._serving = None
 
-    async def _attend(self, session: Session) -> None:
+    async def _attend(self, session: ListenerSession) -> None:
         for attended in self._attended.values():
             attended.begin()
         self._listening.clear()
@@ -166,13 +166,14 @@ class Listener:
             now = asyncio.get_running_loop().time()
             self._attended = {name: each for name, each in self._attended.items() if not each.is_deserted(now)}
 
-    async def _answer(self, session: Session, attended: Awaited) -> None:
+    async def _answer(self, session: ListenerSession, attended: Awaited) -> None:
         """Look when it is time, and answer every waiter that can be answered."""
         loop = asyncio.get_running_loop()
         if attended.is_to_look(loop.time()):
             await self._look(session, attended)
             if attended.channel not in self._listening:
-                await self._paid(session.listen(attended.channel))
+                await self._pay()
+                await session.listen(attended.channel)
                 self._listening.add(attended.channel)
                 await self._look(session, attended)  # for what was announced before
         if due := attended.due(loop.time()):
@@ -184,7 +185,7 @@ class Listener:
             took = loop.time() - begun
             attended.report_at = loop.time() + max(_REPORT_INTERVAL, _REPORT_SHARE * took)
 
-    async def _look(self, session: Session, attended: Awaited) -> None:
+    async def _look(self, session: ListenerSession, attended: Awaited) -> None:
         attended.looked_at = asyncio.get_running_loop().time()
         if not attended.followers:
             attended.learn(Watermarks.read(await self._ask(session, attended, "watermarks")))
@@ -194,14 +195,14 @@ class Listener:
         attended.learn(stored)
         topics: dict[str, int] = {}
         for row in rows:
-            for topic, count in row[8].items():
+            for topic, count in row[11].items():
                 topics[topic] = topics.get(topic, 0) + count
         for news in attended.followers:
-            news.put_nowait(Account(stored, max(row[7] for row in rows), topics))
+            news.put_nowait(Account(stored, max(row[10] for row in rows), topics))
 
     async def _judge(
         self,
-        session: Session,
+        session: ListenerSession,
         attended: Awaited,
         waiters: Collection[Waiter],
         *,
@@ -228,7 +229,9 @@ class Listener:
                 verdict = replace(verdict, left=left.get(number))
             waiter.tell(verdict)
 
-    async def _left(self, session: Session, attended: Awaited, transaction_ids: Collection[int]) -> Mapping[int, int]:
+    async def _left(
+        self, session: ListenerSession, attended: Awaited, transaction_ids: Collection[int]
+    ) -> Mapping[int, int]:
         """Return how many records each has left, as far as the role may look and counting takes little time."""
         if attended.may_count is None:
             ((attended.may_count,),) = await self._ask(session, attended, "may_count")
@@ -243,7 +246,7 @@ class Listener:
 
     async def _ask_of(
         self,
-        session: Session,
+        session: ListenerSession,
         attended: Awaited,
         statement: str,
         transaction_ids: Collection[int],
@@ -257,20 +260,20 @@ class Listener:
 
     async def _ask(
         self,
-        session: Session,
+        session: ListenerSession,
         attended: Awaited,
         statement: str,
         values: Mapping[str, Any] | None = None,
     ) -> Sequence[tuple[Any, ...]]:
         asked = {"outbox": attended.name.text(), **(values or {})}
-        return await self._paid(session.ask(statement, attended.name, asked))
+        await self._pay()
+        return await session.ask(statement, attended.name, asked)
 
-    async def _paid(self, asking: Awaitable[Answer]) -> Answer:
-        """Send a statement once it may be sent."""
+    async def _pay(self) -> None:
+        """Wait until a statement may be sent, and count it."""
         await self._afford()
         self._credit -= 1
         self.statements += 1
-        return await asking
 
     async def _afford(self) -> None:
         """Wait until another statement may be sent."""
@@ -281,7 +284,7 @@ class Listener:
             await asyncio.sleep((1 - self._credit) / MOST_STATEMENTS)
             self._credit, self._credited_at = 1.0, asyncio.get_running_loop().time()
 
-    async def _idle(self, session: Session) -> None:
+    async def _idle(self, session: ListenerSession) -> None:
         """Wait for news, somebody new, or the time to look; take note of the news. All news until a statement may be
         sent share that statement.
         """

@@ -21,23 +21,21 @@ no.
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from hashlib import sha256
 from typing import Any, Self
-from uuid import UUID
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from airflow_outbox.errors import NoWatermarkError, OutboxMissingError, RolledBackError, TicketRefusedError
+from airflow_outbox.errors import NoWatermarkError, RolledBackError, TicketRefusedError
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.statements import composed
-from airflow_outbox.values.records import Snapshot, Ticket
+from airflow_outbox.tickets.watermarks import Watermarks
+from airflow_outbox.values.records import Ticket
 
 MOST_COUNTED = 100_000
 """Upper limit when counting the remaining records, which bounds the time that takes."""
@@ -75,6 +73,10 @@ class TicketStatus:
     - `parked`: how many records are set aside
     - `discarded`: how many an operator has thrown away
     - `reasons`: some reasons for parking; or why nobody can tell of a halted one
+    - `clusters`: the clusters on which all of it can be read, if it is published; one that was detached is missing, or
+      was reset since. An outbox that is published to a single cluster has `primary`
+
+    `ticket_status` makes it; `str()` of it says all of it in words.
     """
 
     ticket: Ticket
@@ -85,6 +87,7 @@ class TicketStatus:
     parked: int = 0
     discarded: int = 0
     reasons: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
 
     @property
     def is_final(self) -> bool:
@@ -106,7 +109,9 @@ class TicketStatus:
         if self.state is TicketState.OPEN:
             return f"transaction {number} has not ended"
         if self.state is TicketState.PUBLISHED:
-            return f"all of transaction {number} is published"
+            *others, last = self.clusters or ("",)
+            where = f" on clusters {', '.join(others)} and {last}" if others else ""
+            return f"all of transaction {number} is published{where}"
         if self.state is TicketState.HALTED:
             return (
                 f"nobody can tell whether transaction {number} is published: {'; '.join(self.reasons)}. "
@@ -126,89 +131,6 @@ class TicketStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Watermarks:
-    """How far an outbox is published: the watermark of each shard (None: none is known).
-
-    `doubt` is why nobody can tell (None: it can be told). `server` names the run of the server that answered: the
-    answer means nothing to another. `secret` proves announcements (None: none is believed).
-    """
-
-    outbox_id: UUID
-    incarnation: int
-    delivery: str | None
-    shards: tuple[Snapshot | None, ...]
-    doubt: str | None = None
-    server: str | None = None
-    secret: UUID | None = None
-
-    @classmethod
-    def read(cls, rows: Sequence[tuple[Any, ...]]) -> Self:
-        """Read the rows of the statements `watermarks` and `account`. Raises OutboxMissingError."""
-        if not rows:
-            raise OutboxMissingError
-        outbox_id, incarnation, delivery, _, _, server, secret, *_ = rows[0]
-        shards = tuple(None if row[3] is None else Snapshot.parse(row[3]) for row in rows)
-        doubt = next((row[4] for row in rows if row[4] is not None), None)
-        return cls(outbox_id, incarnation, delivery, shards, doubt, server, secret)
-
-    def see(self, ticket: Ticket) -> bool:
-        """Whether all that the ticket's transaction may have committed is published. Raises TicketRefusedError."""
-        self.require(ticket)
-        return self.doubt is None and all(
-            watermark is not None and watermark.sees(ticket.transaction_id) for watermark in self.shards
-        )
-
-    def require(self, ticket: Ticket) -> None:
-        """Raise TicketRefusedError unless the ticket belongs to this outbox and incarnation.
-
-        A database in doubt may have been restored to before an adoption. So it refuses no ticket of a later
-        incarnation: nobody can tell.
-        """
-        if ticket.outbox_id != self.outbox_id:
-            raise TicketRefusedError(
-                f"the ticket comes from outbox {ticket.outbox_id}, but this is outbox {self.outbox_id}. Ask the "
-                "outbox, and the database, that the ticket comes from"
-            )
-        if ticket.incarnation == 0:
-            raise TicketRefusedError(
-                "an earlier release recorded the ticket's commit without its incarnation, so nobody can tell whether "
-                "it is published. Look for the transaction's rows"
-            )
-        if ticket.incarnation < self.incarnation or (ticket.incarnation > self.incarnation and self.doubt is None):
-            raise TicketRefusedError(
-                f"the ticket is from incarnation {ticket.incarnation}, but the outbox is in {self.incarnation}: the "
-                "database was restored or failed over, and its transaction ids name other transactions now. See "
-                "<outbox>_adopted, and look for the transaction's rows"
-            )
-
-    def proves(self, text: str, proof: str) -> bool:
-        """Whether the author of an announcement knows the outbox's secret."""
-        return self.secret is not None and hmac.compare_digest(proof_of(text, self.secret).encode(), proof.encode())
-
-    def later(self, shard: int, watermark: Snapshot) -> Self:
-        """Return the same with a shard's announced watermark, unless that is known, or there is doubt."""
-        known = self.shards[shard]
-        if self.doubt is not None:
-            return self
-        if known is not None and not watermark.includes(known):
-            return self
-        return replace(self, shards=(*self.shards[:shard], watermark, *self.shards[shard + 1 :]))
-
-    def continues(self, other: Watermarks) -> bool:
-        """Whether the other one's answers still count beside this one."""
-        return self.doubt is None and (self.outbox_id, self.incarnation, self.server) == (
-            other.outbox_id,
-            other.incarnation,
-            other.server,
-        )
-
-
-def proof_of(text: str, secret: UUID) -> str:
-    """Return the proof at the end of an announcement with this text (sql/fence.sql: announcement)."""
-    return sha256(secret.bytes + sha256(secret.bytes + text.encode()).digest()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """A transaction's outcome: Postgres' word for it (None: forgotten), and its name if it is prepared."""
 
@@ -218,6 +140,7 @@ class Outcome:
 
 
 COMMITTED = Outcome("committed", None, None)
+_OPEN = Outcome("in progress", None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +148,7 @@ class LastWord:
     """Postgres' last word on a transaction, asked after a watermark was known to see it.
 
     `holds`: the watermark still counts. `outcome`: the transaction's (None: forgotten). `parked`, `discarded` and
-    `reasons`: its records'.
+    `reasons`: its records'. `clusters`: those that have all that is published of it.
     """
 
     holds: bool
@@ -233,13 +156,14 @@ class LastWord:
     parked: int
     discarded: int
     reasons: tuple[str, ...]
+    clusters: tuple[str, ...]
 
     @classmethod
     def read(cls, rows: Sequence[tuple[Any, ...]]) -> Mapping[int, LastWord]:
         """Read the rows of the statement `settled`, by transaction id."""
         return {
-            number: cls(holds, outcome, parked, discarded, tuple(reasons))
-            for number, holds, outcome, parked, discarded, reasons in rows
+            number: cls(holds, outcome, parked, discarded, tuple(reasons), tuple(clusters))
+            for number, holds, outcome, parked, discarded, reasons, clusters in rows
         }
 
     @property
@@ -251,7 +175,7 @@ class LastWord:
         """Return the status of a ticket that is published as far as the watermark tells."""
         if self.parked or self.discarded:
             return published.with_parked(self.parked, self.discarded, self.reasons)
-        return published
+        return replace(published, clusters=self.clusters)
 
 
 def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketStatus:
@@ -265,7 +189,8 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketSta
         return TicketStatus(ticket, TicketState.HALTED, reasons=(watermarks.doubt,))
     if outcome.status == "aborted":
         raise RolledBackError(
-            f"transaction {ticket.transaction_id} was rolled back, so its records will never be published"
+            f"transaction {ticket.transaction_id} was rolled back, so its records will never be published. "
+            "Stash them again if they are still wanted"
         )
     if outcome.status is None:
         raise TicketRefusedError(
@@ -283,8 +208,8 @@ def judge(ticket: Ticket, outcome: Outcome, watermarks: Watermarks) -> TicketSta
 
 
 def published(connection: psycopg.Connection[Any], ticket: Ticket | str, *, outbox: str = "outbox") -> bool:
-    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Takes up to three
-    statements.
+    """Whether all of a ticket's transaction is published: committed in Postgres and in Kafka. Takes up to five
+    statements, and three once the transaction has ended.
 
     Raises what `ticket_status` raises.
     """
@@ -297,7 +222,8 @@ def ticket_status(
     """Return how far a ticket's transaction is; `counted` also counts its remaining records.
 
     Raises RolledBackError when it was rolled back; TicketRefusedError for a ticket of another outbox or incarnation,
-    and when Postgres has forgotten it; NoWatermarkError; InvalidTicketError; PostgresError, OutboxMissingError.
+    when Postgres has forgotten it, and when it has not even begun; NoWatermarkError; InvalidTicketError; PostgresError,
+    OutboxMissingError.
     """
     name = OutboxName.parse(outbox)
     asked = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
@@ -312,8 +238,13 @@ def ticket_status(
         if watermarks.doubt is not None:
             return judge(asked, COMMITTED, watermarks)
         # Asked after the watermark: transactions that it saw as ended have ended here, too.
-        ((_, *outcome),) = ask("outcomes")
-        status = judge(asked, Outcome(*outcome), watermarks)
+        outcome = _outcome(ask)
+        if outcome == _OPEN and not ask("has_begun")[0][0] and (outcome := _outcome(ask)) == _OPEN:
+            raise TicketRefusedError(
+                f"transaction {asked.transaction_id} has not begun: this database has not given out its id yet. The "
+                "ticket comes from another one, or from before a crash that undid the transaction. Look for its rows"
+            )
+        status = judge(asked, outcome, watermarks)
         if status.state is TicketState.PUBLISHED:
             word = LastWord.read(ask("settled", server=watermarks.server))[asked.transaction_id]
             if word.confirms:
@@ -324,6 +255,11 @@ def ticket_status(
         with suppress(*GAVE_UP), connection.transaction():
             return replace(status, left=left_of([asked.transaction_id], ask("left"))[asked.transaction_id])
         return status
+
+
+def _outcome(ask: Callable[[str], list[tuple[Any, ...]]]) -> Outcome:
+    ((_, *outcome),) = ask("outcomes")
+    return Outcome(*outcome)
 
 
 def left_of(transaction_ids: Collection[int], rows: Sequence[tuple[int, int]]) -> Mapping[int, int]:

@@ -19,13 +19,13 @@ from airflow_outbox.tickets.published import query
 PATIENCE = 10.0
 """Seconds that connecting, or a statement, may take."""
 
-Rows = Sequence[tuple[Any, ...]]
+AnswerRows = Sequence[tuple[Any, ...]]
 
 
-class Session(Protocol):
+class ListenerSession(Protocol):
     """One connection. After a failed call it can't be used any more."""
 
-    async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> Rows:
+    async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> AnswerRows:
         """Return the rows of a statement of tickets.sql."""
         ...
 
@@ -42,7 +42,7 @@ class Session(Protocol):
         ...
 
 
-Connect = Callable[[str], AbstractAsyncContextManager[Session]]
+Connect = Callable[[str], AbstractAsyncContextManager[ListenerSession]]
 """Opens a session with the database of a connection string."""
 
 
@@ -51,10 +51,13 @@ class PostgresSession:
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
         self._connection = connection
+        self._heard: list[tuple[str, str]] = []  # what came with answers: no more is to be read then, which would wake
 
-    async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> Rows:
+    async def ask(self, statement: str, name: OutboxName, values: Mapping[str, Any]) -> AnswerRows:
         async with asyncio.timeout(PATIENCE):
-            return await (await self._connection.execute(query(statement, name), values)).fetchall()
+            rows = await (await self._connection.execute(query(statement, name), values)).fetchall()
+        self._heard += await self._notices()
+        return rows
 
     async def listen(self, channel: str) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -63,6 +66,8 @@ class PostgresSession:
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
         loop = asyncio.get_running_loop()
+        if self._heard:
+            wake()
         loop.add_reader(self._connection.fileno(), wake)
         try:
             yield
@@ -70,11 +75,15 @@ class PostgresSession:
             loop.remove_reader(self._connection.fileno())
 
     async def news(self) -> Sequence[tuple[str, str]]:
+        heard, self._heard = self._heard, []
+        return [*heard, *await self._notices()]
+
+    async def _notices(self) -> list[tuple[str, str]]:
         return [(note.channel, note.payload) async for note in self._connection.notifies(timeout=0)]
 
 
 @asynccontextmanager
-async def connected(data_source: str) -> AsyncIterator[Session]:
+async def connected(data_source: str) -> AsyncIterator[ListenerSession]:
     """Open a session, and close it at the end."""
     given = parsed(data_source)
     settings = cast("Any", {**KEEP_ALIVE, **given, "application_name": "airflow-outbox listen"})

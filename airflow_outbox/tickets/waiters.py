@@ -2,7 +2,8 @@
 
 Knowledge holds on one connection. On a new one another server may answer, whose history gives the same transaction ids
 to other transactions. So a lost connection wipes out the announced watermarks, and what became of transactions. Only a
-look after the waiter came can refuse its ticket: an adoption older than the ticket may be younger than the last look.
+look after the waiter came can refuse its ticket. Since the last look the outbox may have been adopted; or a pooler may
+have changed to a server where that adoption was undone by a restore.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets.published import COMMITTED, Outcome, TicketState, TicketStatus, Watermarks, judge
+from airflow_outbox.tickets.published import COMMITTED, Outcome, TicketState, TicketStatus, judge
+from airflow_outbox.tickets.watermarks import Watermarks
 from airflow_outbox.values.records import Snapshot, Ticket
 
 GREETING_INTERVAL = 0.5  # newcomers share a statement: announcements must not wait for them
@@ -82,7 +84,7 @@ class Awaited:
     @property
     def channel(self) -> str:
         assert self.watermarks is not None
-        return f"outbox {self.watermarks.outbox_id}"
+        return f"outbox {'shards ' if self.watermarks.is_divided else ''}{self.watermarks.outbox_id}"
 
     def begin(self) -> None:
         """Begin on a new connection: believe nothing that was heard on another one."""
@@ -174,8 +176,8 @@ class Awaited:
             return
         self.heard_at = now
         try:
-            shard, incarnation, snapshot = text.split(" ")
-            if int(incarnation) != known.incarnation or not shard.isdecimal():
+            shard, *layout, incarnation, snapshot = text.split(" ")
+            if int(incarnation) != known.incarnation or not shard.isdecimal() or layout != known.layout_announced:
                 raise ValueError(payload)
             self.watermarks = known.later(int(shard), Snapshot.parse(snapshot))
             if known.doubt is not None:
@@ -191,10 +193,13 @@ class Awaited:
 
     def _is_too_new(self, waiter: Waiter) -> bool:
         """Whether what is known speaks against the waiter's ticket, and is older than the waiter."""
-        known = self.watermarks
+        known, ticket = self.watermarks, waiter.ticket
         return known is None or (
             waiter.came_at > self.looked_at
-            and (known.delivery == "at_least_once" or waiter.ticket.incarnation > known.incarnation)
+            and (
+                known.delivery == "at_least_once"
+                or (ticket.outbox_id, ticket.incarnation) != (known.outbox_id, known.incarnation)
+            )
         )
 
     def _sees(self, waiter: Waiter) -> bool:

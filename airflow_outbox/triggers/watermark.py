@@ -16,7 +16,7 @@ from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets.listener import listener
 from airflow_outbox.tickets.waiters import Account
-from airflow_outbox.triggers.publications import Position, publication
+from airflow_outbox.triggers.asset_events import Position, publication
 
 KEY = "airflow_outbox.published"
 """The key of the asset's state store under which the last news is kept."""

@@ -1,1 +1,1 @@
-"""Values that all rooms pass on."""
+"""Values that all packages pass on."""

@@ -5,21 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final
+from typing import Final, TypedDict
 
 from airflow_outbox.values.records import Snapshot
+
+LOWEST_ID: Final = -(2**63)
+Cursors = tuple[tuple[int, int], ...]
+"""Slots, each with the last id that was read in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSnapshot:
     """The records to read next: `after` does not see them, `within` sees them, and their ids are above `above`.
 
-    `after` None excludes nothing; `within` None stands for the reading's own snapshot.
+    `after` None excludes nothing; `within` None stands for the reading's own snapshot. `cursors`, unless None, are the
+    slots that have more, each with the id to go on above, in place of `above`.
     """
 
     after: Snapshot | None = None
     within: Snapshot | None = None
-    above: int = -(2**63)
+    above: int = LOWEST_ID
+    cursors: Cursors | None = None
+
+
+class PageBounds(TypedDict):
+    """A page has at most `max_records`, and at most about `max_bytes` in memory, or one record. With
+    `transaction_ids`, the rows carry theirs.
+    """
+
+    max_records: int
+    max_bytes: int
+    transaction_ids: bool
+
+
+def first_cursors(slots: Iterable[int] | None) -> Cursors | None:
+    """The beginning of each of these slots (None: of all records, whatever their slots are)."""
+    return None if slots is None else tuple((slot, LOWEST_ID) for slot in slots)
 
 
 OutboxRow = tuple[
@@ -62,7 +83,7 @@ def total_size(rows: Iterable[OutboxRow]) -> int:
 
 
 def count_within(rows: Sequence[OutboxRow], max_bytes: int) -> int:
-    """Return how many of the first rows have at most so many bytes of key and value together; at least one."""
+    """Return how many of the first rows have at most this many bytes of key and value together; at least one."""
     total = 0
     for place, row in enumerate(rows):
         total += row[SIZE]
@@ -102,10 +123,11 @@ class PageSize:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a window, in id order.
+    """A page of a window, in id order; of a shard with `cursors`, slot by slot, each in id order.
 
     - `snapshot`: what the statement saw
-    - `complete`: nothing is left above the last id
+    - `complete`: nothing is left of the window
+    - `cursors`: the slots that have more (None: the shard has all slots)
     - `written`, `flushed`: a position of Postgres' log by which all that was seen is written, and one up to which it is
       on disk
     - `table_oid`, `file_number`: which table was read, and which of its files: TRUNCATE gives it another
@@ -120,6 +142,14 @@ class Page:
     table_oid: int
     file_number: int
     last_drawn: int = HIGHEST_ID
+    cursors: Cursors | None = None
+
+    @property
+    def highest_id(self) -> int:
+        """The highest id of the page; the lowest of all if the page is empty."""
+        if self.cursors is None:
+            return self.rows[-1][ID] if self.rows else LOWEST_ID
+        return max((row[ID] for row in self.rows), default=LOWEST_ID)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The values that all rooms pass on."""
+"""Records, tickets and snapshots: values that all packages pass on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple, Self
 from uuid import UUID
 
@@ -12,8 +13,23 @@ from airflow_outbox.errors import InvalidTicketError
 _HEADER_OVERHEAD = 64  # bytes for a name or a value, as the statements have it
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
-Lane = tuple[str, str | bytes | None]
+Key = str | bytes | None
+Lane = tuple[str, Key]
 """A topic and a key: within it, records are published in the order in which they were stashed."""
+
+_DIGEST = 16  # bytes
+
+
+def short_key(key: Key) -> Key:
+    """Return the key, or a digest of a long one: what to remember a lane by, however large its key is.
+
+    A digest is not of the key's type, and so equals no other key. It is short itself.
+    """
+    if key is None or len(key) <= 2 * _DIGEST:
+        return key
+    if isinstance(key, bytes):
+        return blake2b(key, digest_size=_DIGEST).hexdigest()
+    return blake2b(key.encode(), digest_size=_DIGEST).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +38,7 @@ class OutboxRecord:
 
     `key` decides partition and order: records of one topic and key are published in the order in which they were
     stashed. `value` None is a tombstone. `headers` is a mapping or pairs; names may repeat, and their order is kept.
-    `partition` None leaves the choice to the key.
+    `partition` None leaves the choice to the key. Making one checks nothing: stash() raises InvalidRecordError.
     """
 
     topic: str
@@ -62,7 +78,7 @@ class Ticket:
 
     `outbox_id` names the outbox, `incarnation` counts which history of the database this is, and `transaction_id` is
     the 64-bit id of the writer's transaction. `str(ticket)` and `Ticket.parse` carry it as text, through XCom for
-    instance.
+    instance. `Ticket.parse` raises InvalidTicketError for any other text.
     """
 
     outbox_id: UUID
@@ -97,6 +113,12 @@ class Snapshot:
     def includes(self, other: Snapshot) -> bool:
         """Whether this snapshot sees every transaction that the other one sees."""
         return other.xmax <= self.xmax and not any(other.sees(number) for number in self.in_progress)
+
+    def meet(self, other: Snapshot) -> Snapshot:
+        """Return the snapshot that sees what both see."""
+        xmax = min(self.xmax, other.xmax)
+        in_progress = frozenset(number for number in self.in_progress | other.in_progress if number < xmax)
+        return Snapshot(min(in_progress, default=xmax), xmax, in_progress)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -1,21 +1,17 @@
-"""The verdict: whether an outbox is all right; if not, why, since when, and what to do about it.
-
-There is one judgement, and it is pure: facts in, a verdict out. Whoever shows how an outbox is doing shows this.
-"""
+"""The verdict: how an outbox is doing, and the facts that it is made of. `judging` makes the one of the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
+from typing import Final, Self, TypeVar
 
-from airflow_outbox.values.refusals import Cause
+from airflow_outbox.values.membership import Part
+from airflow_outbox.values.positions import PositionsReport
 
-_FRESH = 15.0
-"""Seconds for which a member's word counts: while its trouble lasts, it repeats it every five."""
-_PASSING = (Cause.UNTRIED, Cause.SPREAD)
-"""Causes of parking that usually pass within seconds, and need nobody."""
+_Any = TypeVar("_Any")
 
 
 class State(StrEnum):
@@ -34,6 +30,19 @@ class State(StrEnum):
     def words(self) -> str:
         """The state as people see it, for example `NO LEADER`."""
         return self.value.upper().replace("_", " ")
+
+
+BY_GRAVITY: Final = (
+    State.HALTED,
+    State.STALLED,
+    State.NO_LEADER,
+    State.UNKNOWN,
+    State.HELD,
+    State.LAGGING,
+    State.PAUSED,
+    State.HEALTHY,
+)
+"""The states, the gravest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +77,43 @@ class TroubleKind(StrEnum):
     """Kinds of trouble that a member may have, the worst first."""
 
     KAFKA = "kafka"
+    CLUSTER = "cluster"
     TAKE_OVER = "take_over"
     QUOTA = "quota"
+    EXTENTS = "extents"
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A member says that it can't do something: since when, and when it said so last."""
+    """A member says that it can't do something: since when, and when it said so last.
+
+    `shard` is the one that it is about (None: all).
+    """
 
     member: str
     kind: TroubleKind
     error: str
     since: datetime
     told_at: datetime
+    shard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """One of an outbox's several clusters: its part, and how many batches fewer than any other it is known to have, of
+    all shards together; since when it has its part, and why, if somebody said.
+
+    `owed_since` is when the oldest of the batches was published that Postgres keeps for it (None: none is kept, or it
+    counts). `is_wanted` says whether somebody has asked to attach it.
+    """
+
+    name: str
+    part: Part
+    behind: int = 0
+    since: datetime | None = None
+    reason: str | None = None
+    owed_since: datetime | None = None
+    is_wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +129,18 @@ class Backlog:
 
     def __str__(self) -> str:
         return f"{self.records}" if self.is_exact else f"more than {self.records}"
+
+    @classmethod
+    def of(cls, parts: Iterable[Self | None]) -> Self | None:
+        """Return the backlog that has these parts; None if one of them is not known."""
+        known = list(parts)
+        if any(part is None for part in known):
+            return None
+        return cls(
+            sum(part.records for part in known if part),
+            all(part.is_exact for part in known if part),
+            max(_known(part.oldest_age for part in known if part), default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +161,15 @@ class Facts:
     - `doubt`: why nobody can tell what is published, such as a halt
     - `backlog`: None if it could not be counted in time
     - `parked`: refused records by cause
-    - `held_by`: the cluster that all wait for
+    - `in_flight`, `rate`: the leader's records in flight, and how many a second it published lately
+    - `clusters`: the outbox's, the primary first (empty: there is one)
+    - `layout`: the number of the layout
+    - `thresholds`: the bounds that the leaders judge by, the default for each that they have not told
+    - `published`: how many records the leaders have reported as published so far
+    - `positions`: what each replicator of consumer groups' positions saw last
+
+    Of several `shards`, each has facts of its own, with its number in `shard`. There is a leader of the whole only if
+    each has one; it is the first one's, as silent as the most silent. The whole's error is the oldest.
     """
 
     now: datetime
@@ -133,72 +186,67 @@ class Facts:
     backlog: Backlog | None = field(default_factory=lambda: Backlog(0))
     parked: Mapping[str, ParkedRefusals] = field(default_factory=dict)
     troubles: tuple[Trouble, ...] = ()
-    held_by: str | None = None
+    in_flight: int = 0
+    rate: float = 0.0
+    clusters: tuple[ClusterFacts, ...] = ()
+    layout: int = 1
+    thresholds: Thresholds = Thresholds()
+    published: int = 0
+    positions: tuple[PositionsReport, ...] = ()
+    shard: int | None = None
+    shards: tuple[Facts, ...] = ()
+
+    @classmethod
+    def of(cls, shards: Sequence[Facts], *, backlog: Backlog | None = None) -> Facts:
+        """Return the facts of an outbox with these shards, each with its number.
+
+        `backlog` is the whole's, where the shards have none of their own.
+        """
+        first = shards[0]
+        backlog = backlog or Backlog.of([each.backlog for each in shards])
+        if len(shards) == 1:
+            return replace(first, shard=None, backlog=backlog)
+        errors = [each for each in shards if each.last_error is not None and each.last_error_at is not None]
+        oldest = min(errors, key=lambda each: each.last_error_at or each.now, default=None)
+        return replace(
+            first,
+            shard=None,
+            shards=tuple(shards),
+            member=first.member if all(each.member is not None for each in shards) else None,
+            heard_at=_least([each.heard_at for each in shards]),
+            took_over_at=max(_known(each.took_over_at for each in shards), default=None),
+            published_at=max(_known(each.published_at for each in shards), default=None),
+            last_error=oldest.last_error if oldest else None,
+            last_error_at=oldest.last_error_at if oldest else None,
+            backlog=backlog,
+            parked=_all_parked(shards),
+            in_flight=sum(each.in_flight for each in shards),
+            rate=sum(each.rate for each in shards),
+            published=sum(each.published for each in shards),
+        )
+
+    @property
+    def each(self) -> tuple[Facts, ...]:
+        """The shards' facts; of a single shard, these."""
+        return self.shards or (self,)
 
     def seconds_since(self, time: datetime) -> float:
         return (self.now - time).total_seconds()
 
     def leads(self, thresholds: Thresholds) -> bool:
         """Whether somebody leads: the leader was heard from lately, and not in the future (a clock was set back)."""
+        if self.shards:
+            return all(each.leads(thresholds) for each in self.shards)
         if self.member is None or self.heard_at is None:
             return False
         return 0 <= self.seconds_since(self.heard_at) <= thresholds.silence
 
+    def rate_now(self, thresholds: Thresholds) -> float:
+        """How many records a second are published now; a shard that nobody leads publishes none."""
+        return sum(each.rate for each in self.each if each.leads(thresholds))
+
     def has_published_since(self, time: datetime) -> bool:
         return self.published_at is not None and self.published_at > time
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """An error that stands, and since when."""
-
-    error: str
-    since: datetime
-
-
-def standing_fault(facts: Facts, thresholds: Thresholds) -> Fault | None:
-    """Return the error that keeps records from being published now; the oldest, if there are several.
-
-    It is the leader's, unless something was published since. While nobody leads it is any member's.
-    """
-    leads = facts.leads(thresholds)
-    found = [
-        Fault(f"{trouble.member}: {trouble.error}", trouble.since)
-        for trouble in _fresh(facts)
-        if trouble.kind is not TroubleKind.QUOTA and (not leads or trouble.member == facts.member)
-    ]
-    if leads and facts.last_error is not None and facts.last_error_at is not None:
-        found.append(Fault(f"{facts.member}: {facts.last_error}", facts.last_error_at))
-    if leads:
-        found = [fault for fault in found if not facts.has_published_since(fault.since)]
-    return min(found, key=lambda fault: fault.since, default=None)
-
-
-def judge(facts: Facts, thresholds: Thresholds) -> Verdict:
-    """Return the verdict. The gravest state that holds is the one."""
-    if facts.is_standby:
-        cause = "this server is a standby, which knows the outbox only up to a moment ago"
-        return Verdict(State.UNKNOWN, cause, remedy="Ask the primary")
-    if facts.doubt is not None:
-        return _halted(facts, facts.doubt)
-    if not facts.leads(thresholds):
-        return _leaderless(facts, thresholds)
-    verdict = _led(facts, thresholds)
-    others = [trouble for trouble in _fresh(facts) if trouble.member != facts.member]
-    notes = tuple(f"{trouble.member}: {trouble.error}" for trouble in others)
-    return Verdict(verdict.state, verdict.cause, verdict.since, verdict.remedy, notes)
-
-
-def unknown(error: str) -> Verdict:
-    """Return the verdict when Postgres can't be reached, or the role may not look."""
-    cause, remedy = divided(error)
-    return Verdict(State.UNKNOWN, cause, remedy=remedy)
-
-
-def divided(error: str) -> tuple[str, str]:
-    """Divide an error's text into what happened and its last sentence, which says what to do."""
-    cause, _, remedy = error.rpartition(". ")
-    return (cause, remedy) if cause else (error, "")
 
 
 def in_words(seconds: float) -> str:
@@ -209,95 +257,26 @@ def in_words(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _fresh(facts: Facts) -> Iterable[Trouble]:
-    return [trouble for trouble in facts.troubles if abs(facts.seconds_since(trouble.told_at)) <= _FRESH]
+def named(shards: Sequence[int]) -> str:
+    """Return these shards as people say it, for example `shards 1 and 3`."""
+    *others, last = map(str, shards)
+    return f"shards {', '.join(others)} and {last}" if others else f"shard {last}"
 
 
-def _halted(facts: Facts, doubt: str) -> Verdict:
-    is_the_error = facts.last_error is not None and doubt in facts.last_error
-    return Verdict(
-        State.HALTED,
-        f"nothing is published, and nobody can tell what is: {doubt}",
-        facts.last_error_at if is_the_error else None,
-        "Find out what was restored, failed over, copied, deleted or recreated; then run `airflow-outbox adopt`, or, "
-        "if this is a copy beside the original, `airflow-outbox adopt --as-new-outbox`",
-    )
+def _known(values: Iterable[_Any | None]) -> list[_Any]:
+    return [value for value in values if value is not None]
 
 
-def _leaderless(facts: Facts, thresholds: Thresholds) -> Verdict:
-    fault = standing_fault(facts, thresholds)
-    if fault is not None:
-        cause, remedy = divided(fault.error)
-        return Verdict(State.STALLED, f"nobody can lead. {cause}", fault.since, remedy)
-    cause, remedy = "nobody leads", "Start a harvester"
-    if facts.heard_at is None:
-        cause = "nobody has led yet"
-    elif facts.member is not None and facts.heard_at > facts.now:
-        cause += f": {facts.member} was last heard from before Postgres' clock was set back"
-    elif facts.member is not None:
-        cause += f": {facts.member} was last heard from {in_words(facts.seconds_since(facts.heard_at))} ago"
-        remedy = "Look at that process, or start another harvester"
-    if facts.paused:
-        cause += ", and the outbox is paused"
-    last = max(facts.troubles, key=lambda trouble: trouble.told_at, default=None)
-    is_news = last is not None and (facts.heard_at is None or last.told_at > facts.heard_at)
-    notes = (f"the last that {last.member} said: {last.error}",) if last is not None and is_news else ()
-    return Verdict(State.NO_LEADER, cause, facts.heard_at, remedy, notes)
+def _least(times: Sequence[datetime | None]) -> datetime | None:
+    """The earliest; None if one is not known."""
+    known = _known(times)
+    return min(known) if len(known) == len(times) else None
 
 
-def _led(facts: Facts, thresholds: Thresholds) -> Verdict:
-    if facts.paused:
-        cause = "an operator has paused it: what is stashed waits"
-        return Verdict(State.PAUSED, cause, facts.paused_at, "`airflow-outbox resume` ends the pause")
-    if facts.held_by is not None:
-        return Verdict(
-            State.HELD, f"all waits for cluster {facts.held_by}", None, "Bring that cluster back, or detach it"
-        )
-    if (fault := standing_fault(facts, thresholds)) is not None:
-        cause, remedy = divided(fault.error)
-        return Verdict(State.STALLED, cause, fault.since, remedy)
-    age = facts.backlog.oldest_age if facts.backlog is not None else None
-    waits = f"{facts.backlog} records wait, the oldest for {in_words(age)}" if age is not None else ""
-    since = facts.now - timedelta(seconds=age) if age is not None else None
-    quota = next(
-        (each for each in _fresh(facts) if each.kind is TroubleKind.QUOTA and each.member == facts.member), None
-    )
-    if quota is not None and waits:
-        cause, remedy = divided(quota.error)
-        return Verdict(State.LAGGING, f"{cause}; {waits}", quota.since, remedy)
-    if age is not None and (idle_since := _idle_since(facts, age, thresholds)) is not None:
-        idle = in_words(facts.seconds_since(idle_since))
-        remedy = f"Look at the log of {facts.member}; `airflow-outbox handover` lets another member try"
-        return Verdict(State.STALLED, f"{waits}, and none was published for {idle}", idle_since, remedy)
-    if age is not None and age > thresholds.lagging_after:
-        return Verdict(State.LAGGING, waits, since, "Wait if the rate is as it should be; otherwise look at Kafka")
-    return _parked(facts, thresholds) or _healthy(facts)
-
-
-def _idle_since(facts: Facts, age: float, thresholds: Thresholds) -> datetime | None:
-    """Since when nothing has been published, if that is too long for the records that wait."""
-    times = [time for time in (facts.took_over_at, facts.published_at) if time is not None]
-    since = max([facts.now - timedelta(seconds=age), *times])
-    return since if facts.seconds_since(since) > thresholds.stalled_after else None
-
-
-def _parked(facts: Facts, thresholds: Thresholds) -> Verdict | None:
-    found = {
-        cause: refusals
-        for cause, refusals in facts.parked.items()
-        if cause not in _PASSING or facts.seconds_since(refusals.since) > thresholds.lagging_after
-    }
-    if not found:
-        return None
-    counts = ", ".join(f"{refusals.records} {cause}" for cause, refusals in found.items())
-    first = min(found.values(), key=lambda refusals: refusals.since)
-    remedy = "`airflow-outbox parked list` shows them: remove the cause and `parked retry`, or `parked discard`"
-    return Verdict(State.LAGGING, f"records are parked ({counts}): {first.reason}", first.since, remedy)
-
-
-def _healthy(facts: Facts) -> Verdict:
-    if facts.backlog is None:
-        return Verdict(State.HEALTHY, f"{facts.member} leads; the backlog could not be counted in time")
-    if facts.backlog.records == 0:
-        return Verdict(State.HEALTHY, f"{facts.member} leads, and nothing waits")
-    return Verdict(State.HEALTHY, f"{facts.member} leads, and {facts.backlog} records are on their way")
+def _all_parked(shards: Iterable[Facts]) -> dict[str, ParkedRefusals]:
+    found: dict[str, ParkedRefusals] = {}
+    for cause, part in (item for each in shards for item in each.parked.items()):
+        before = found.get(cause, part)
+        records = part.records + (before.records if cause in found else 0)
+        found[cause] = replace(min(before, part, key=lambda refusals: refusals.since), records=records)
+    return found

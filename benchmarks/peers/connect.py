@@ -21,12 +21,12 @@ _CONNECTOR = (
     f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}",
     "com.fasterxml.jackson.core:jackson-annotations:2.21",  # an undeclared need of its jackson-databind
 )
-_CONNECT = (
+PACKAGES = (
     f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
     f"org.apache.kafka:connect-json:{KAFKA_VERSION}",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
 )
-_LOG_SETTINGS = """\
+LOG_SETTINGS = """\
 rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
 appender.out.type = Console
@@ -34,7 +34,7 @@ appender.out.name = out
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d %-5p %m (%c{1})%n
 """
-_HEAP = ("-Xms256m", "-Xmx2g")  # as Kafka's own script starts it
+HEAP = ("-Xms256m", "-Xmx2g")  # as Kafka's own script starts it
 _START_SECONDS = 90.0
 _CONNECTOR_NAME = "outbox"
 _STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
@@ -47,7 +47,7 @@ def fetch() -> None:
 
 def _jars() -> tuple[Path, Path]:
     """The folders of Connect's jars and of the connector's, a plugin."""
-    connect = fetched_jars(JARS, f"connect-{KAFKA_VERSION}", _CONNECT, needed=["connect-runtime", "connect-json"])
+    connect = fetched_jars(JARS, f"connect-{KAFKA_VERSION}", PACKAGES, needed=["connect-runtime", "connect-json"])
     name = f"debezium-{DEBEZIUM_VERSION}"
     return connect, fetched_jars(
         JARS, name, _CONNECTOR, needed=["debezium-connector-postgres", "debezium-connect-plugins"]
@@ -55,10 +55,10 @@ def _jars() -> tuple[Path, Path]:
 
 
 class Connect:
-    """A running worker with at most one connector."""
+    """A running worker. A connector has a name where there are several."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        """Raises ContenderError when it does not come up."""
+    def __init__(self, workspace: Workspace, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` are the worker's, beside those that it needs. Raises ContenderError when it does not come up."""
         connect, plugin = _jars()
         plugins = workspace.folder / "plugins"  # a folder of folders
         if not plugins.exists():
@@ -72,37 +72,49 @@ class Connect:
             "offset.storage.file.filename": str(workspace.folder / "connect.offsets"),
             "listeners": f"http://{LOOPBACK}:{self._port}",
             "plugin.path": str(plugins),
+            **(settings or {}),
         }
-        settings, logging = workspace.folder / "connect.properties", workspace.folder / "log4j2.properties"
-        settings.write_text("".join(f"{name}={value}\n" for name, value in worker.items()))
-        logging.write_text(_LOG_SETTINGS)
-        java = [str(find_java()), *_HEAP, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", f"{connect}/*"]
+        file, logging = workspace.folder / "connect.properties", workspace.folder / "log4j2.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in worker.items()))
+        logging.write_text(LOG_SETTINGS)
+        java = [str(find_java()), *HEAP, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", f"{connect}/*"]
         main = "org.apache.kafka.connect.cli.ConnectStandalone"
-        self.child = Child([*java, main, str(settings)], log=workspace.folder / "connect.log")
+        self.child = Child([*java, main, str(file)], log=workspace.folder / "connect.log")
         self.child.wait_for("Kafka Connect started", within=_START_SECONDS)
 
-    def run(self, settings: Mapping[str, object]) -> None:
+    def run(self, settings: Mapping[str, object], *, name: str = _CONNECTOR_NAME) -> None:
         """Start a connector."""
-        self._ask("PUT", "config", settings)
+        self._ask("PUT", "config", settings, name=name)
 
-    def stop(self) -> None:
+    def stop(self, *, name: str = _CONNECTOR_NAME) -> None:
         """Stop the connector and wait until it has ended; it keeps its workspace."""
-        self._ask("PUT", "stop")
+        self._ask("PUT", "stop", name=name)
+        self._wait_until("STOPPED", name=name)
+
+    def pause(self, *, name: str = _CONNECTOR_NAME) -> None:
+        """Let the connector and its task stay as they are, and wait until they do."""
+        self._ask("PUT", "pause", name=name)
+        self._wait_until("PAUSED", name=name)
+
+    def _wait_until(self, state: str, *, name: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while self._ask("GET", "status")["connector"]["state"] != "STOPPED":
+        while True:
+            status = self._ask("GET", "status", name=name)
+            if {status["connector"]["state"], *(task["state"] for task in status["tasks"])} == {state}:
+                return
             if time.monotonic() > deadline:
-                raise ContenderError("the connector did not stop")
+                raise ContenderError(f"the connector did not get {state}")
             time.sleep(0.1)
 
-    def resume(self) -> None:
+    def resume(self, *, name: str = _CONNECTOR_NAME) -> None:
         """Let a stopped connector go on."""
-        self._ask("PUT", "resume")
+        self._ask("PUT", "resume", name=name)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+    def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None, *, name: str) -> Any:
         request = urllib.request.Request(
-            f"http://{LOOPBACK}:{self._port}/connectors/{_CONNECTOR_NAME}/{path}",
+            f"http://{LOOPBACK}:{self._port}/connectors/{name}/{path}",
             method=method,
-            data=None if body is None else json.dumps({name: str(value) for name, value in body.items()}).encode(),
+            data=None if body is None else json.dumps({key: str(value) for key, value in body.items()}).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:

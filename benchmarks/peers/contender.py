@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -39,6 +39,9 @@ class Contender(ABC):
     """How it learns of records, in words."""
     one_at_a_time: bool = False
     """Whether it has at most one record of a key in flight, and so is slow where there is only one key."""
+
+    brokers: Sequence[int] = ()
+    """The processes of brokers that it needs besides the benchmark's own."""
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
         """`name` is its name in the results; `settings` are its differences from its defaults."""

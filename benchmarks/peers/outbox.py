@@ -17,7 +17,7 @@ from benchmarks.peers.rows import OUTBOX
 from benchmarks.peers.servers import Workspace
 
 COMMAND = Path(sys.executable).with_name("airflow-outbox")
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 class AirflowOutbox(Contender):
@@ -39,15 +39,22 @@ class AirflowOutbox(Contender):
         """The command that harvests with this configuration."""
         return [COMMAND, "harvest", "-f", file]
 
-    @contextmanager
-    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+    def servers(self, workspace: Workspace) -> Mapping[str, object]:
+        """Return how it reaches the servers."""
+        return {"data_source": workspace.dsn, "kafka": {"bootstrap.servers": workspace.bootstrap}}
+
+    def made(self, workspace: Workspace) -> Path:
+        """Make the outbox. Returns the configuration's file; raises ContenderError."""
         file = workspace.folder / "outbox.yaml"
-        servers = {"data_source": workspace.dsn, "kafka": {"bootstrap.servers": workspace.bootstrap}}
-        file.write_text(yaml.safe_dump({**servers, **self.settings}))
+        file.write_text(yaml.safe_dump({**self.servers(workspace), **self.settings}))
         made = subprocess.run([COMMAND, "init", "-f", file], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if made.returncode != 0:
             raise ContenderError(f"airflow-outbox init: {made.stderr.strip()}")
-        turn = _OutboxTurn(self.command(file), workspace)
+        return file
+
+    @contextmanager
+    def turn(self, workspace: Workspace) -> Iterator[Turn]:
+        turn = _OutboxTurn(self.command(self.made(workspace)), workspace)
         try:
             yield turn
         finally:

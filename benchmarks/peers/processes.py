@@ -21,7 +21,7 @@ _STOP_SECONDS = 20.0
 
 
 class ContenderError(OutboxError):
-    """A contender did not do what was asked. What it wrote says why."""
+    """A contender did not do what was asked. Its output says why."""
 
 
 class Child:

@@ -31,7 +31,7 @@ _LEADER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What a turn has for itself: an empty database, an empty topic, and a folder."""
+    """A turn's own servers: an empty database, an empty topic, and a folder."""
 
     dsn: str
     bootstrap: str
@@ -64,7 +64,13 @@ class BenchServers:
 
     @classmethod
     @contextmanager
-    def started(cls, settings: Mapping[str, str] | None = None) -> Iterator[Self]:
+    def started(
+        cls,
+        settings: Mapping[str, str] | None = None,
+        *,
+        kafka_port: int | None = None,
+        kafka_properties: Mapping[str, str] | None = None,
+    ) -> Iterator[Self]:
         """New servers. They and their data go on exit, and at SIGTERM. `settings` are Postgres's."""
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with ExitStack() as stack:
@@ -74,7 +80,13 @@ class BenchServers:
             folder.chmod(0o755)
             settings = {"wal_level": "logical", **(settings or {})}
             postgres = stack.enter_context(EmbeddedPostgres(folder / "postgres", settings=settings))
-            kafka = EmbeddedKafka(folder / "kafka", classpath=kafka_jars(JARS), heap=KAFKA_HEAP)
+            kafka = EmbeddedKafka(
+                folder / "kafka",
+                classpath=kafka_jars(JARS),
+                heap=KAFKA_HEAP,
+                port=kafka_port,
+                properties=kafka_properties,
+            )
             yield cls(folder, postgres, stack.enter_context(kafka))
 
     @contextmanager

@@ -35,6 +35,8 @@ class Sightings:
 
     def __init__(self, workspace: Workspace, *, rows: int, patience: float) -> None:
         """`patience`: seconds without change after which it counts as the end."""
+        self.changes: Changes = ()
+        """As far as they were told when the wait ended."""
         self._workspace = workspace
         self._rows = rows
         command = [workspace.bootstrap, workspace.topic, f"--partitions={PARTITIONS}", f"--records={rows}"]
@@ -69,14 +71,17 @@ class Sightings:
         self._watch.stdin.flush()
         while True:
             told = self._read()
+            self.changes = told["changes"]
             found = self.count()
-            if not found.lost or told["state"] == "stalled":
+            # The count comes later than the notes, and so may find records whose ends are not noted yet.
+            at_the_end = first_beyond(self.changes, [last + 1 for last in found.last_offsets], together=True)
+            if told["state"] == "stalled" or (not found.lost and at_the_end is not None):
                 break
         self._require_right(found)
-        return FirstAndLast(
-            first=first_beyond(told["changes"], [0] * PARTITIONS, together=False),
-            all=first_beyond(told["changes"], [last + 1 for last in found.last_offsets], together=True),
-        )
+        at_first = first_beyond(self.changes, [0] * PARTITIONS, together=False)
+        if at_first is None or at_the_end is None:
+            raise RefusedError("the offsets went back while the topic was watched")
+        return FirstAndLast(first=at_first, all=at_the_end)
 
     def judge(self) -> None:
         """Check all records against the rows, once the contender has ended. Raises RefusedError."""
@@ -116,10 +121,12 @@ class Sightings:
         return json.loads(line)
 
 
-def first_beyond(changes: Changes, ends: Sequence[int], *, together: bool) -> float:
-    """The first moment at which all partitions (`together`) could be read to these ends, or any one beyond its end."""
+def first_beyond(changes: Changes, ends: Sequence[int], *, together: bool) -> float | None:
+    """The first moment, if any, at which all partitions (`together`) could be read to these ends, or any one beyond
+    its end.
+    """
     for moment, offsets in changes:
         pairs = zip(offsets, ends, strict=True)
         if all(have >= end for have, end in pairs) if together else any(have > end for have, end in pairs):
             return moment
-    raise RefusedError("the offsets went back while the topic was watched")
+    return None

@@ -101,7 +101,7 @@ def _measured(bench: BenchServers, contender: Contender, stream: Stream, *, numb
         with Arrivals(workspace) as arrivals:
             usage.watch("contender", child.pid, with_family=True)
             usage.watch("postgres", bench.postgres.pid, with_family=True)
-            usage.watch("kafka", bench.kafka.pid)
+            usage.watch("kafka", bench.kafka.pid, *contender.brokers)
             usage.watch("bench", os.getpid())
             usage.watch("arrivals", arrivals.pid)
             transactions = _written(workspace, contender, stream, usage)

@@ -29,6 +29,7 @@ class Figures:
     cpu_seconds: float
     postgres_cpu_seconds: float
     kafka_cpu_seconds: float
+    """Of all brokers that the contender publishes to."""
     peak_mb: float
     """The contender's memory, resident, in 10^6 bytes."""
     others_cores: float
@@ -65,7 +66,7 @@ def measured(
 def _measured(bench: BenchServers, contender: Contender, shape: Shape, *, rows: int, patience: float) -> Figures:
     with bench.workspace() as workspace, Usage() as usage:
         usage.watch("postgres", bench.postgres.pid, with_family=True)
-        usage.watch("kafka", bench.kafka.pid)
+        usage.watch("kafka", bench.kafka.pid, *contender.brokers)
         usage.watch("bench", os.getpid())
         with contender.turn(workspace) as turn:
             contender.layout.load(workspace.dsn, shape, workspace.topic, rows)

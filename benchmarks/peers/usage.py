@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,9 +62,15 @@ class Usage:
         self._stopping.set()
         self._looking.join()
 
-    def watch(self, name: str, pid: int, *, with_family: bool = False) -> None:
-        """Note from now on the use of a process and, with `with_family`, of all that it starts."""
-        self._groups[name] = _Group(first=pid, with_family=with_family, members=[pid])
+    @property
+    def names(self) -> Sequence[str]:
+        return [*self._groups]
+
+    def watch(self, name: str, pid: int, *others: int, with_family: bool = False) -> None:
+        """Note from now on the use of a process, or of several, and, with `with_family`, of all that the first one
+        starts.
+        """
+        self._groups[name] = _Group(first=pid, with_family=with_family, members=[pid, *others])
 
     def cpu_seconds(self, name: str, start: float, end: float) -> float:
         """Seconds of one core between two moments of `time.monotonic()`."""

@@ -16,12 +16,14 @@ from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReports
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
-from airflow_outbox.harvest.postgres_table import PostgresTable, over_purging
+from airflow_outbox.harvest.postgres_table import PostgresTable, of, over_purging, windows_of
 from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger_state import LedgerState
 from airflow_outbox.harvest.protocol.parking import SingleRecords
 from airflow_outbox.harvest.protocol.producer_state import Call
 from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.postgres.windows import WindowStatements
+from airflow_outbox.values.fence import Purged
 from benchmarks.profiling.timers import Timers
 
 READ = "read"
@@ -64,7 +66,7 @@ def time_all(timers: Timers, *, purged: Callable[[int], None], taken_over: Calla
     """Put timers around the harvester's methods. `taken_over` is called when a view begins, `purged` after each purge
     with how many records it was given.
     """
-    timers.around(OutboxTable, "read", READ)
+    timers.around(WindowStatements, "_read", READ)
     timers.around(psycopg.Cursor, "execute", WIRE, inside=READ)
     timers.around(psycopg.Cursor, "fetchone", DECODE, inside=READ)
     timers.around(psycopg.Cursor, "fetchall", DECODE, inside=READ)
@@ -82,7 +84,7 @@ def time_all(timers: Timers, *, purged: Callable[[int], None], taken_over: Calla
     timers.around(TransactionalProducer, "_commit", LEDGER)
     for name in ("heartbeat", "require_fence"):
         timers.around(OutboxTable, name, ACCOUNT)
-    timers.around(OutboxTable, "flush", DISK)
+    timers.around(WindowStatements, "flush", DISK)
     timers.around(asyncio.events.Handle, "_run", LOOP)
     _time_repeated(timers)
     _tell_of_purges(timers, purged)
@@ -98,18 +100,18 @@ def _time_repeated(timers: Timers) -> None:
     ) -> None:
         timers.timed(stages[call], original, producer, call, function, **started)
 
-    TransactionalProducer._repeat = repeat  # type: ignore[method-assign]
+    TransactionalProducer._repeat = repeat  # type: ignore[method-assign, assignment]
 
 
 def _tell_of_purges(timers: Timers, purged: Callable[[int], None]) -> None:
-    original = OutboxTable.purge_published
+    original = WindowStatements.purge_published
 
-    def purge_published(table: OutboxTable, view: Any, ids: Sequence[int], *args: Any, **kwargs: Any) -> int:
-        flushed: int = timers.timed(PURGE, original, table, view, ids, *args, **kwargs)
+    def purge_published(windows: WindowStatements, view: Any, ids: Sequence[int], *args: Any, **kwargs: Any) -> Purged:
+        found: Purged = timers.timed(PURGE, original, windows, view, ids, *args, **kwargs)
         purged(len(ids))
-        return flushed
+        return found
 
-    PostgresTable.purge_published = over_purging(purge_published)  # type: ignore[method-assign]
+    PostgresTable.purge_published = over_purging(of(windows_of, purge_published))
 
 
 def _tell_of_views(taken_over: Callable[[], None]) -> None:
@@ -120,4 +122,4 @@ def _tell_of_views(taken_over: Callable[[], None]) -> None:
         taken_over()
         return fence
 
-    OutboxTable.take_over = take_over  # type: ignore[method-assign]
+    OutboxTable.take_over = take_over  # type: ignore[method-assign, assignment]

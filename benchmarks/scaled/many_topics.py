@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from benchmarks.peers.processes import ContenderError
 from benchmarks.peers.rows import SHAPES, number_of
@@ -53,7 +53,7 @@ class Spread:
 def spread(bench: BenchServers, *, topics: int, rows: int, number: int) -> Spread:
     """Publish rows that take turns over topics: one of four partitions, or many of one partition each."""
     partitions = PARTITIONS if topics == 1 else 1
-    result = {"topics": topics, "partitions": topics * partitions, "round": number, "records": rows}
+    result: dict[str, Any] = {"topics": topics, "partitions": topics * partitions, "round": number, "records": rows}
     try:
         seconds, peak_mb, others = _measured(bench, topics=topics, rows=rows)
     except (ContenderError, RefusedError) as error:
@@ -123,7 +123,7 @@ def _require_right(workspace: Workspace, names: list[str], *, rows: int, partiti
                 if error.code() == KafkaError._PARTITION_EOF:
                     unread.discard((str(topic), int(message.partition() or 0)))
                 continue
-            number = number_of(message.value() or b"")  # type: ignore[arg-type]
+            number = number_of(message.value() or b"")
             if number is None or number >= rows:
                 foreign += 1
                 continue

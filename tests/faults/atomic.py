@@ -2,8 +2,8 @@
 together.
 
 Consumers that read committed see a Kafka transaction as a whole. So a source transaction must lie in one. Within a
-partition, what one producer wrote between two of its markers is of one transaction; markers of the other producers of
-the same leader may lie anywhere. No consumer shows whose a record or a marker is, so the broker's files are read for
+partition, what one producer wrote between two of its markers belongs to one transaction; markers of the other producers
+of the same leader may lie anywhere. No consumer shows whose a record or a marker is, so the broker's files are read for
 it. Across partitions, the ledger tells which stretches belong together.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
-from support.harvesting import PARTITIONS, Outbox
+from support.harvesting import PARTITIONS, PATIENCE, Outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -61,7 +61,7 @@ class InterleavedLoad:
 
     def finish(self) -> None:
         self._ending.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class Written:
 
 
 _HEADER = struct.Struct(">q i i b I h i q q q h i i")
-"""What each batch of records begins with, in Kafka's files. The length counts from behind itself."""
+"""The beginning of each batch of records in Kafka's files. The length counts from behind itself."""
 _HEADER_BEHIND_LENGTH = _HEADER.size - 12
 _MARKER = 0x20
 

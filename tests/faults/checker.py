@@ -28,7 +28,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is wrong, in words, a line a record; and how many sightings only repeated earlier ones, which is allowed."""
+    """The faults, in words, a line a record; and how many sightings only repeated earlier ones, which is allowed."""
 
     lost: tuple[str, ...] = ()
     out_of_order: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def judge(stashed: Mapping[Lane, Sequence[Hashable]], seen: Iterable[Sighting]) 
 
 
 def came_back(leaders: Iterable[Hashable]) -> list[Hashable]:
-    """Of leaders as they acted on a table, one after the other: those that acted again after another had."""
+    """The leaders that acted again after another had; `leaders` are in the order in which they acted on a table."""
     succeeded, found, present = set[Hashable](), [], None
     for leader in leaders:
         if leader != present:

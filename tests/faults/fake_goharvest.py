@@ -1,7 +1,7 @@
 """A member that behaves as goharvest does, as far as others can tell: its statements, its place in the group, its
 heartbeats, one record of a key in flight.
 
-It knows no fence. What it leaves marked when it loses the lead is for whoever leads next to mark again.
+It knows no fence. When it loses the lead, the next leader marks again what it has left marked.
 """
 
 from __future__ import annotations

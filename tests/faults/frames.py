@@ -8,6 +8,7 @@ From some version of each kind on, texts are 'compact' and the header ends with 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -128,3 +129,10 @@ def _number(frame: bytes, place: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, place
         shift += 7
+
+
+def of(requests: Sequence[Request], api: Api, transactional_id: str | None = None) -> list[Request]:
+    """Those of a kind, and of a transactional id if one is given."""
+    return [
+        request for request in requests if request.api == api and transactional_id in (None, request.transactional_id)
+    ]

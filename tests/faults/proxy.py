@@ -2,7 +2,7 @@
 
 It runs in a thread of its own. A rule applies to the connections whose first bytes contain a text (Postgres' start-up
 packet names the application; b"" means all), to those that are there and to those that come, from their next request
-of a `kind` on, until `heal`. What a connection has lost stays lost: one that was half-open never works again.
+of a `kind` on, until `heal`. Data that a connection has lost stays lost: one that was half-open never works again.
 
 Each rule comes with an event that is set when it first strikes. Before that, `on_hit` is called: the proxy stands
 still meanwhile, so that a test can see what a fault strikes.
@@ -118,7 +118,7 @@ class Proxy:
         return self._add(_Cut(opening, kind, before))
 
     def heal(self) -> None:
-        """Forget all rules. What was held back arrives; what is half-open stays so for its client."""
+        """Forget all rules. Data held back arrives; a half-open connection stays so for its client."""
 
         def heal() -> None:
             self._rules.clear()

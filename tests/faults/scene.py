@@ -1,4 +1,4 @@
-"""What fault tests play on: servers that may be stopped, proxies before them, members, a load, and the judge at the
+"""The scene of fault tests: servers that may be stopped, proxies before them, members, a load, and the judge at the
 end.
 """
 
@@ -8,10 +8,8 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from faults.checker import Judgement, came_back, judge
-from faults.load import IMPATIENT, Load, TopicReader
-from faults.proxy import Proxy
+from faults.listeners import listening
+from faults.load import Load, TopicReader
+from faults.processes import go_on, processes_of, stop
+from faults.proxy import Kind, Proxy, any_request
 from psycopg.conninfo import make_conninfo
 from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 
@@ -29,13 +29,13 @@ from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
 MARK, PURGE, LOOK = b"airflow-outbox mark", b"airflow-outbox purge", b"airflow-outbox look"
-"""What the connections of a leader begin with, among other bytes."""
+"""The beginning of a leader's connections, among other bytes."""
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"
 
 
-# Who has marked or purged, in the order of the statements: the leader whose mark the records carry; without marks, the
-# backend, for each leader has one of its own for that.
+# The leaders that marked or purged, in the order of the statements: each is known by its mark on the records, or,
+# without marks, by its backend, since each leader has one of its own for that.
 _RECORD_EFFECTS = """
 CREATE TABLE effects (id bigserial PRIMARY KEY, leader text);
 CREATE FUNCTION record_effect() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -58,28 +58,16 @@ class Servers:
     """
 
     def __init__(self, folder: Path, classpath: str) -> None:
-        self.postgres = EmbeddedPostgres(folder / "faulty-postgres", fsync=False).start()
-        direct, election, produce, controller = (free_port() for _ in range(4))
+        self.postgres = EmbeddedPostgres(folder / "postgres", fsync=False).start()
+        direct, election, produce = (free_port() for _ in range(3))
         self.to_postgres, self.to_kafka, self.to_produce = Proxy(self.postgres.port), Proxy(election), Proxy(produce)
         listeners = {"PLAINTEXT": (direct, direct), "ELECTION": (election, self.to_kafka.port)}
         listeners["PRODUCE"] = (produce, self.to_produce.port)
         self.kafka = EmbeddedKafka(
-            folder / "faulty-kafka",
+            folder / "kafka",
             classpath=classpath,
             port=direct,
-            properties={
-                "listeners": ",".join(
-                    [f"{name}://{LOOPBACK}:{port}" for name, (port, _) in listeners.items()]
-                    + [f"CONTROLLER://{LOOPBACK}:{controller}"]
-                ),
-                "advertised.listeners": ",".join(
-                    f"{name}://{LOOPBACK}:{port}" for name, (_, port) in listeners.items()
-                ),
-                "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in [*listeners, "CONTROLLER"]),
-                "inter.broker.listener.name": "PLAINTEXT",
-                "group.min.session.timeout.ms": "1000",
-                "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
-            },
+            properties=listening(listeners),
         ).start()
 
     def restore(self) -> None:
@@ -109,6 +97,8 @@ class Scene:
     records: int
     limits: dict[str, Any] = field(default_factory=dict)  # of members, unless a test gives others
     pot: int = 4_000  # records that wait or are in flight before the fault
+    rate: float | None = None  # or so many are written a second
+    is_sharded: bool = False  # leaders of several shards take turns: only the judge tells whether that is right
     members: list[Process] = field(default_factory=list)
     _struck: list[int] = field(default_factory=list)  # what was in flight whenever a proxy struck
     _reader: TopicReader | None = None
@@ -147,23 +137,51 @@ class Scene:
         return member
 
     def standby(self, *, command: Sequence[str] = CHILD) -> Process:
-        """Start a harvester, and wait until it has joined the group."""
+        """Start a harvester, and wait until it has joined the group.
+
+        On a busy machine it may soon lead in the place of the other one: `leading` tells.
+        """
         member = self.member(command=command)
-        member.wait_for("progress", standing="standby")
+        member.wait_for("progress")
         self.wait_until(lambda: self.group_members() == len(self.running))
         return member
+
+    def leading(self) -> Process | None:
+        """The member whose view the fence row names; None when it has ended, or nobody leads."""
+        [(member,)] = self.outbox.query("SELECT member FROM outbox_shard")
+        if member is None:
+            return None
+        return {process.popen.pid: process for process in self.running}.get(int(member.rpartition(":")[2]))
+
+    def await_leader(self) -> Process:
+        """Wait until a member leads that runs."""
+        found: list[Process | None] = []
+
+        def is_led() -> bool:
+            found[:] = [self.leading()]
+            return found[0] is not None
+
+        self.wait_until(is_led)
+        [leader] = found
+        assert leader is not None
+        return leader
 
     @property
     def running(self) -> list[Process]:
         """The members that have not ended."""
         return [member for member in self.members if member.popen.poll() is None]
 
-    def group_members(self, group: str | None = None) -> int:
-        """How many the coordinator counts in the election's group, once it has an assignment for them all."""
+    def group_members(self, group: str | None = None) -> int | None:
+        """How many the coordinator counts in the election's group; None while it has no assignment for them all, or
+        does not tell.
+        """
         client = AdminClient({"bootstrap.servers": self.servers.kafka.bootstrap, "log_level": 0})
         group = group or f"airflow-outbox.{self.outbox.query('SELECT outbox_id FROM outbox_state')[0][0]}"
-        described = client.describe_consumer_groups([group])[group].result(10)
-        return len(described.members) if described.state.name == "STABLE" else 0
+        try:
+            described = client.describe_consumer_groups([group])[group].result(PATIENCE)
+        except KafkaException:
+            return None
+        return len(described.members) if described.state.name in ("STABLE", "EMPTY", "DEAD") else None
 
     @property
     def reader(self) -> TopicReader:
@@ -185,6 +203,7 @@ class Scene:
                 records=self.records,
                 reader=self.reader,
                 pot=self.pot,
+                rate=self.rate,
             )
         awaited = len(self.reader) + (records or self.records // 8)
         self.wait_until(lambda: len(self.reader) > awaited and self.marked() > 0)
@@ -212,7 +231,7 @@ class Scene:
         return int(next(event["published"] for event in reversed(member.events) if "published" in event))
 
     def standing(self, member: Process) -> str:
-        """What a member says that it is, from its next report on."""
+        """A member's standing by its own word, from its next report on."""
         since = len(member.events)
         return str(self.next_event(member, "progress", since=since)["standing"])
 
@@ -220,14 +239,31 @@ class Scene:
         """Stop a member at a moment at which records are in flight, as they are nearly always."""
 
         def stopped() -> bool:
-            os.kill(member.popen.pid, signal.SIGSTOP)
-            wait_until(lambda: is_stopped(member))
+            stop(member)
             if self.marked() > 0:
                 return True
             go_on(member)
             return False
 
         self.wait_until(stopped)
+
+    def stop_the_leader(self) -> Process:
+        """Stop the member that leads at a moment at which records are in flight, and return it."""
+        found: list[Process] = []
+
+        def stopped() -> bool:
+            leader = self.leading()
+            if leader is None:
+                return False
+            stop(leader)
+            if self.leading() is leader and self.marked() > 0:
+                found.append(leader)
+                return True
+            go_on(leader)
+            return False
+
+        self.wait_until(stopped)
+        return found[0]
 
     def was_in_flight(self) -> None:
         """To be called when a fault has hit that ends the harvest: that it did so while records were in flight."""
@@ -237,7 +273,19 @@ class Scene:
         """Wait until a rule of a proxy has struck, which has to be while records are in flight."""
         self.wait_until(hit.is_set)
         assert self._struck, "the proxy does not say what it struck"
-        assert self._struck.pop() > 0, "the fault hit when nothing was in flight"
+        assert max(self._struck) > 0, "the fault hit when nothing was in flight"
+        self._struck.clear()
+
+    def amid(self, kind: Kind = any_request) -> Kind:
+        """Requests of a kind that are made while records are in flight: between two batches there may be none."""
+
+        def is_amid(request: bytes) -> bool:
+            if not kind(request):
+                return False
+            self._struck.append(self.marked())
+            return self._struck[-1] > 0
+
+        return is_amid
 
     def next_event(
         self, member: Process, *events: str, since: int, within: float = PATIENCE, **fields: Any
@@ -261,14 +309,14 @@ class Scene:
             raise AssertionError(f"not within {within:g} s.\n{self.story()}") from None
 
     def story(self) -> str:
-        """What the members said, for who reads a failure."""
+        """The members' words, for the reader of a failure."""
         lines = []
         for place, member in enumerate(self.members):
             for event in member.events:
                 lines.append(f"{event['time']} member {place}: {event}")
         return "\n".join(sorted(lines)[-60:])
 
-    def ends_well(self, *, within: float = 60) -> Judgement:
+    def ends_well(self, *, within: float = 2 * PATIENCE) -> Judgement:
         """Let the load end and everything be harvested, end the members, and judge."""
         self.load.finish(within)
         self.wait_until(lambda: self.outbox.left() == 0, within=within)
@@ -289,7 +337,9 @@ class Scene:
         assert not verdict.complaints, f"{verdict}\n{self.story()}"
         assert not (self.is_exactly_once and verdict.duplicates), f"{verdict}\n{self.story()}"
         effects = [leader for (leader,) in self.outbox.query("SELECT leader FROM effects ORDER BY id")]
-        assert not came_back(effects), f"a leader has had effects after its successor\n{self.story()}"
+        assert self.is_sharded or not came_back(effects), (
+            f"a leader has had effects after its successor\n{self.story()}"
+        )
         return verdict
 
     def backends(self) -> int:
@@ -311,40 +361,3 @@ class Scene:
             self._load.close()
         if self._reader is not None:
             self._reader.close()
-
-
-def moment_of(event: dict[str, Any]) -> float:
-    """When a member wrote an event, on the system's clock."""
-    return datetime.fromisoformat(event["time"]).timestamp()
-
-
-def go_on(member: Process) -> int:
-    """Let a stopped member go on; how many events it had announced."""
-    since = len(member.events)
-    os.kill(member.popen.pid, signal.SIGCONT)
-    return since
-
-
-def is_stopped(member: Process) -> bool:
-    """Whether a member's process is stopped (SIGSTOP)."""
-    return Path(f"/proc/{member.popen.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def processes_of(member: Process) -> list[int]:
-    """Processes of a member's session that are still there."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.getsid(int(entry.name)) == member.popen.pid:
-                    found.append(int(entry.name))
-    return found
-
-
-def wait_for_the_broker(kafka: EmbeddedKafka) -> float:
-    """When a broker that is starting answers a metadata request, on the system's clock."""
-    while True:
-        client = AdminClient({"bootstrap.servers": kafka.bootstrap, **IMPATIENT})
-        with contextlib.suppress(KafkaException):
-            if client.list_topics(timeout=0.3).brokers:
-                return time.time()

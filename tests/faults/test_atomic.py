@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from faults.atomic import InterleavedLoad, SourceRecord, read_batches, torn
-from faults.histories import Stage, told
-from support.harvesting import SHORT_SESSION, make_outbox, wait_until
+from faults.histories import QUIET, Stage, told
+from support.harvesting import SHORT_SESSION, make_outbox, make_topic, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -118,3 +119,52 @@ def test_one_that_is_too_large_is_parked_whole_and_named(stage: Stage, kafka: Em
     assert torn({0: 150, 1: 2, 2: 2}, stage.outbox.committed(), batches) == []
     shared = [SourceRecord.of(message).transaction for message in stage.outbox.committed() if message.key() == b"7"]
     assert shared == [0, 1]
+
+
+def test_of_two_that_are_retried_the_one_that_is_still_refused_is_parked_again(stage: Stage) -> None:
+    """A compacted topic refuses records without a key, and each transaction has one. Only one topic is mended. The
+    process that retries has not seen either refused.
+    """
+    admin = AdminClient({"bootstrap.servers": stage.outbox.bootstrap})
+    topics = [f"{stage.outbox.topic}-{number}" for number in range(2)]
+    for topic in topics:
+        make_topic({"bootstrap.servers": stage.outbox.bootstrap}, topic, config={"cleanup.policy": "compact"})
+    stage.execute("ALTER TABLE outbox ALTER kafka_key DROP NOT NULL")
+    for transaction, topic in enumerate(topics):
+        with psycopg.connect(stage.outbox.database) as connection:
+            for number, (where, key) in enumerate([(stage.outbox.topic, f"{transaction}"), (topic, None)]):
+                connection.execute(
+                    "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)",
+                    (where, key, json.dumps([transaction, number, 2])),
+                )
+    process = stage.harvester()
+    with told(process):
+        wait_until(lambda: stage.outbox.left() == 0, doing="parking two")
+    assert parked(stage) == {0: 2, 1: 2}
+    process.popen.terminate()
+    process.ends()
+    mended = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topics[0], incremental_configs=[mended])
+    admin.incremental_alter_configs([resource])[resource].result()
+    stage.command("parked retry", "--all")
+    process = stage.harvester()
+    with told(process):
+        asked = "SELECT FROM outbox_parked WHERE requested IS NOT NULL"
+        wait_until(lambda: stage.outbox.query(asked) == [], doing="retrying two")
+        wait_until(lambda: parked(stage) == {1: 2}, doing="publishing one")
+        assert visible(stage) == {0: 1}
+        [(cause, topic)] = stage.outbox.query("SELECT cause, kafka_topic FROM outbox_parked WHERE cause IS NOT NULL")
+        assert (cause, topic) == ("refused", topics[1])
+        for _ in range(2):  # so that all that it has told before is read
+            told_before = len(process.events)
+            wait_until(lambda: len(process.events) > told_before)  # noqa: B023
+        views = process.own_views()
+        write(stage, 2, "0", "other")
+        wait_until(lambda: visible(stage) == {0: 1, 2: 2}, doing="another")
+        time.sleep(QUIET)
+        assert process.own_views() <= views, "the retry goes on and on"
+
+
+def parked(stage: Stage) -> Counter[int]:
+    """How many records of each source transaction are parked."""
+    return Counter(json.loads(value)[0] for (value,) in stage.outbox.query("SELECT kafka_value FROM outbox_parked"))

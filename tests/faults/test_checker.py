@@ -11,7 +11,7 @@ LANE: Lane = ("t", "k")
 
 
 def verdict(*records: int) -> Judgement:
-    """Of a history in which 0, 1, 2 were stashed in one lane and these were seen."""
+    """The verdict on a history in which 0, 1, 2 were stashed in one lane and these were seen."""
     return judge({LANE: [0, 1, 2]}, [Sighting(LANE, record) for record in records])
 
 

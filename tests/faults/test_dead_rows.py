@@ -11,14 +11,17 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults.histories import Stage, told
-from support.harvesting import make_outbox
+from support.harvesting import PATIENCE, make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
-DEAD = {"short": 1_500_000, "long": 20_000_000}
-PUBLISHED = {"short": 100_000, "long": 20_000_000}  # of the dead; the others were deleted by hand, before
-STATEMENT_TIMEOUT = {"short": 0.2, "long": 2.0}  # a walk through all dead rows takes longer
+DELETED = {"short": 1_400_000, "long": 8_000_000}  # by hand
+PUBLISHED = {"short": 100_000, "long": 20_000_000}  # afterwards
+STATEMENT_TIMEOUT = {"short": 0.2, "long": 1.0}  # a walk through those that were deleted takes longer
+TAKE_OVER_TIMEOUT = 60.0
+LONG = 200.0
+"""Seconds: on a busy machine any statement may take longer than such a limit, so several tries may fail."""
 TRANSACTION = 250_000  # records
 
 
@@ -46,15 +49,20 @@ def old_snapshot(stage: Stage) -> Iterator[None]:
         yield
 
 
-def bury(stage: Stage, *, dead: int, published: int) -> None:
-    """Leave so many dead rows. The last ones were published and purged."""
-    insert(stage, dead - published)
-    stage.execute("DELETE FROM outbox")
-    insert(stage, published)
-    process = stage.harvester(until="drained")
-    process.ends(within=60 + published / 20_000)
-    assert process.popen.returncode == 0, process.events[-5:]
-    assert process.events[-1]["published"] == published
+def publish(stage: Stage, records: int, *, within: float, **limits: float) -> None:
+    """Let a member take over, publish what there is, and end.
+
+    Limits that are shorter than a walk through the dead rows let it fail at every try, if it has to walk. A busy
+    machine may exceed them once in a while, and the next try succeeds: only the end counts. (A purge that was given up
+    may have been done; so what the member has counted may be less.)
+    """
+    before = stage.outbox.written()
+    process = stage.harvester(until="drained", limits=limits)
+    with told(process):
+        stage.is_drained(within=within)
+        process.ends()
+        assert process.popen.returncode == 0
+    assert stage.outbox.written() >= before + records
 
 
 def insert(stage: Stage, records: int) -> None:
@@ -77,16 +85,20 @@ def walk(stage: Stage) -> float:
 
 
 def test_a_take_over_comes_through_dead_rows(stage: Stage, request: pytest.FixtureRequest) -> None:
+    """First they are of the window that is read first: that may take as long as a take-over, and not only as long as a
+    statement. Then they are published and purged, and so before the watermark: they cost nothing.
+    """
     form = request.config.getoption("--faults")
     patience = STATEMENT_TIMEOUT[form]
+    stage.outbox.stash(10)
+    publish(stage, 10, within=PATIENCE)
     with old_snapshot(stage):
-        bury(stage, dead=DEAD[form], published=PUBLISHED[form])
-        assert (seconds := walk(stage)) > patience, f"the walk takes {seconds} s, too short to show anything"
+        insert(stage, DELETED[form])
+        stage.execute("DELETE FROM outbox")
+        assert (seconds := min(walk(stage), walk(stage))) > patience, f"the walk takes {seconds} s: it shows nothing"
         stage.outbox.stash(100)
-        limits = {"statement_timeout": patience, "take_over_timeout": patience}
-        successor = stage.harvester(until="drained", limits=limits)
-        stage.is_drained(within=15)
-        with told(successor):
-            assert successor.ends(within=10) < 10
-            assert successor.popen.returncode == 0
-            assert [event["error"] for event in successor.events if event["event"] == "error"] == []
+        publish(stage, 100, within=LONG, statement_timeout=patience, take_over_timeout=TAKE_OVER_TIMEOUT)
+        insert(stage, PUBLISHED[form])
+        publish(stage, PUBLISHED[form], within=LONG + PUBLISHED[form] / 20_000)
+        stage.outbox.stash(100)
+        publish(stage, 100, within=LONG, statement_timeout=patience, take_over_timeout=patience)

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from faults.frame_proxy import Cut, Delay, Drop, FrameProxy, Hold, Late, Treatment, Twice
+from faults.frame_proxy import FrameProxy
 from faults.frames import Api, Frames, error_in, read_request
-from support.harvesting import wait_until
+from faults.treatments import Cut, Delay, Drop, Hold, Late, Twice
+from support.harvesting import PATIENCE, wait_until
 
 QUIET = 0.15  # seconds in which nothing comes
+DELAY = 0.5
 
 
 class StubBroker(socketserver.ThreadingTCPServer):
@@ -91,13 +93,13 @@ def proxy(broker: StubBroker) -> Iterator[FrameProxy]:
 
 class FrameClient:
     def __init__(self, proxy: FrameProxy) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+        self.socket = socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE)
         self._frames = Frames()
 
     def ask(self, *frames: bytes) -> None:
         self.socket.sendall(b"".join(frames))
 
-    def answers(self, count: int, within: float = 5) -> list[int]:
+    def answers(self, count: int, within: float = PATIENCE) -> list[int]:
         """The numbers of so many answers, or of those that come in time, or before the connection ends."""
         found: list[int] = []
         deadline = time.monotonic() + within
@@ -113,7 +115,7 @@ class FrameClient:
         return found
 
     def is_cut(self) -> bool:
-        self.socket.settimeout(5)
+        self.socket.settimeout(PATIENCE)
         try:
             return self.socket.recv(1000) == b""
         except ConnectionResetError:
@@ -220,27 +222,38 @@ def test_a_doubled_request_is_heard_twice_and_answered_once(
     proxy.strike(Api.END, Twice())
     client = connect()
     client.ask(end(1), produce(2))
-    assert client.answers(3, within=QUIET) == [1, 2]
+    assert client.answers(2) == [1, 2]
+    assert client.answers(1, within=QUIET) == []
     assert broker.numbers == [1, 1, 2]
 
 
-@pytest.mark.parametrize("treatment", [Delay(0.3), Hold()])
-def test_what_waits_keeps_back_what_comes_after_it_on_its_connection(
-    broker: StubBroker, proxy: FrameProxy, connect: Connect, treatment: Treatment
+def test_what_is_held_keeps_back_what_comes_after_it_on_its_connection(
+    broker: StubBroker, proxy: FrameProxy, connect: Connect
 ) -> None:
-    fault = proxy.strike(Api.END, treatment)
+    fault = proxy.strike(Api.END, Hold())
     client, other = connect(), connect()
-    begun = time.monotonic()
     client.ask(produce(1), end(2), produce(3))
-    assert client.answers(2, within=QUIET) == [1]
+    assert client.answers(1) == [1]
+    assert client.answers(1, within=QUIET) == []
     other.ask(produce(4))
     assert other.answers(1) == [4]
     assert not fault.strikes[0].delivered.is_set()
-    if isinstance(treatment, Hold):
-        fault.strikes[0].deliver()
+    fault.strikes[0].deliver()
     assert client.answers(2) == [2, 3]
-    assert isinstance(treatment, Hold) or time.monotonic() - begun >= 0.3
     assert broker.numbers == [1, 4, 2, 3]
+
+
+def test_what_is_delayed_keeps_back_what_comes_after_it_on_its_connection(
+    broker: StubBroker, proxy: FrameProxy, connect: Connect
+) -> None:
+    fault = proxy.strike(Api.END, Delay(DELAY))
+    client = connect()
+    begun = time.monotonic()
+    client.ask(produce(1), end(2), produce(3))
+    assert client.answers(3) == [1, 2, 3]
+    assert time.monotonic() - begun >= DELAY
+    assert fault.strikes[0].delivered.is_set()
+    assert broker.numbers == [1, 2, 3]
 
 
 def test_a_late_request_arrives_on_its_old_connection_when_told(
@@ -258,7 +271,7 @@ def test_a_late_request_arrives_on_its_old_connection_when_told(
     assert broker.heard == [(1, 1), (2, 3)]
     fault.strikes[0].deliver()
     wait_until(lambda: broker.heard == [(1, 1), (2, 3), (1, 2)])
-    assert fault.strikes[0].answered.wait(5)
+    assert fault.strikes[0].answered.wait(PATIENCE)
     wait_until(lambda: broker.ended == 1)
     assert again.answers(1, within=QUIET) == []
 

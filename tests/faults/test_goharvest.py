@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from confluent_kafka.admin import AdminClient, NewTopic
 from faults.fake_goharvest import FakeGoharvest
-from faults.scene import AT_LEAST_ONCE, Scene, go_on
-from support.harvesting import COMMAND, Process
+from faults.processes import go_on
+from faults.scene import AT_LEAST_ONCE, Scene
+from support.harvesting import COMMAND, Process, make_topic
 
 
 def goharvest_file(scene: Scene, *, leader_topic: str, group_id: str) -> str:
@@ -29,8 +29,7 @@ def goharvest_file(scene: Scene, *, leader_topic: str, group_id: str) -> str:
 @pytest.mark.parametrize("delivery", [AT_LEAST_ONCE])
 def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topic_prefix: str, tmp_path: Path) -> None:
     leader_topic, group_id = topic_prefix + "goharvest-leader", topic_prefix + "goharvest"
-    admin = AdminClient({"bootstrap.servers": scene.servers.kafka.bootstrap})
-    admin.create_topics([NewTopic(leader_topic, 1, 1)])[leader_topic].result()
+    make_topic({"bootstrap.servers": scene.servers.kafka.bootstrap}, leader_topic, partitions=1)
     file = tmp_path / "reaper.yaml"
     file.write_text(goharvest_file(scene, leader_topic=leader_topic, group_id=group_id))
 
@@ -50,16 +49,16 @@ def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topi
     theirs = goharvest()
     scene.wait_until(lambda: theirs.leader_id is not None)
     scene.midway()
-    assert theirs.published > 0
+    scene.wait_until(lambda: theirs.published > 0)
 
     first = ours()
     first.wait_for("started")
     scene.wait_until(lambda: scene.group_members(group_id) == 2)
-    scene.was_in_flight()
+    scene.wait_until(lambda: scene.marked() > 0)
     theirs.stop()
     first.wait_for("view")
     scene.midway()
-    assert scene.published_by(first) > 0
+    scene.wait_until(lambda: scene.published_by(first) > 0)
 
     theirs = goharvest()
     scene.wait_until(lambda: scene.group_members(group_id) == 2)
@@ -70,12 +69,12 @@ def test_rolling_from_goharvest_to_ours_and_back_and_for_good(scene: Scene, topi
     assert first.popen.returncode == 0
     scene.wait_until(lambda: theirs.leader_id is not None)
     scene.midway()
-    assert theirs.published > 0
+    scene.wait_until(lambda: theirs.published > 0)
 
     last = ours()
     last.wait_for("started")
     scene.wait_until(lambda: scene.group_members(group_id) == 2)
-    scene.was_in_flight()
+    scene.wait_until(lambda: scene.marked() > 0)
     theirs.stop()
     last.wait_for("view")
     scene.midway()

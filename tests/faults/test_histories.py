@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from faults.histories import Stage, has_caught_up, promote, replica
 from faults.zombie import command
-from support.harvesting import make_outbox, wait_until
+from support.harvesting import CALM, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
@@ -42,7 +42,7 @@ def stage(own_postgres: EmbeddedPostgres, kafka: EmbeddedKafka, topic_prefix: st
 
 
 def numbers(*ranges: range, keys: int = 10) -> dict[str, list[int]]:
-    """What each key's consumer sees, when these are published one after the other."""
+    """The records that each key's consumer sees, when these are published one after the other."""
     return {f"k{key}": [n for numbers in ranges for n in numbers if n % keys == key] for key in range(keys)}
 
 
@@ -250,8 +250,11 @@ def test_the_ledger_is_deleted_and_made_anew(stage: Stage) -> None:
 
 
 def test_the_ledger_is_deleted_and_made_anew_while_a_leader_harvests(stage: Stage) -> None:
-    """It shows by the offsets, which go up as long as it is the same topic: here after a few batches."""
-    process = stage.harvester()
+    """It shows by the offsets, which go up as long as it is the same topic: here after a few batches.
+
+    One more batch is published before that. Its leader must not be unseated meanwhile: it would notice sooner.
+    """
+    process = stage.harvester(limits=CALM)
     stage.is_drained()
     for start in range(BEFORE, BEFORE + AFTER, 100):
         stage.outbox.stash(100, start=start)

@@ -1,4 +1,4 @@
-"""What the defence against late requests rests on, tried with the librdkafka that is installed: how soon after a
+"""The basis of the defence against late requests, tried with the librdkafka that is installed: how soon after a
 request of a transaction its second copy may follow, when the connection breaks or no answer comes.
 
 A commit that took less than that was asked for once only. The bound holds for EndTxn, the one request whose late copy
@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from faults.frame_proxy import Cut, Drop, Treatment, of
-from faults.frames import Api
+from faults.frames import Api, of
 from faults.late import FrameServers
-
-pytestmark = pytest.mark.alone
+from faults.treatments import Cut, Drop, Treatment
 
 BACKOFF, LEAST = 0.5, 0.8
 """Seconds, and what chance leaves of them."""
@@ -105,7 +103,7 @@ class StruckProducer:
 
 
 def gaps(servers: FrameServers, topic: str, api: Api, treatment: Treatment, **settings: Any) -> list[float]:
-    """Of several clients, all at once."""
+    """The gaps of several clients, all at once."""
 
     def one(_: int) -> float:
         return StruckProducer(servers, topic, **settings).gap(api, treatment)
@@ -124,6 +122,7 @@ def test_the_second_copy_waits_for_the_backoff(
     assert min(found) >= least, found
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("api", [Api.END, Api.PRODUCE], ids=["end", "produce"])
 def test_the_largest_backoff_counts_where_it_is_less(frame_servers: FrameServers, topic: str, api: Api) -> None:
     """Whoever raises `retry.backoff.ms` alone gains nothing."""
@@ -140,6 +139,7 @@ def test_partitions_are_added_again_after_half_a_second(
     assert min(found) >= ADDING, found
 
 
+@pytest.mark.timed
 def test_they_may_be_added_again_at_once(frame_servers: FrameServers, topic: str) -> None:
     """When the transaction gets another partition just before the connection breaks. So how long a transaction took
     does not tell whether its partitions were added twice; a late copy of that does no harm.
@@ -148,6 +148,7 @@ def test_they_may_be_added_again_at_once(frame_servers: FrameServers, topic: str
     assert client.gap(Api.ADD_PARTITIONS, Cut(answered=False), meanwhile=lambda client: client.produce(1)) < SOON
 
 
+@pytest.mark.timed
 def test_a_producer_begins_again_at_once(frame_servers: FrameServers, topic: str) -> None:
     """As soon as it is connected. A late copy fences the producer, which costs a view."""
     found = gaps(frame_servers, topic, Api.INIT_PRODUCER_ID, Cut(answered=False), **{"reconnect.backoff.ms": 10})

@@ -1,7 +1,7 @@
 """Transactions that were visible before they were on disk (`synchronous_commit = off`), and that a crash of Postgres
 undoes: they must not be in Kafka; and the records that get their ids and transaction ids afterwards must be.
 
-What flushes Postgres' log by itself is stopped, so that the crash finds something to undo.
+Processes that flush Postgres' log by themselves are stopped, so that the crash finds something to undo.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults.histories import Stage
-from faults.scene import go_on, is_stopped
+from faults.processes import go_on, is_stopped
 from faults.zombie import command
-from support.harvesting import Process, make_outbox
+from support.harvesting import Process, make_outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -58,6 +58,13 @@ def stop_the_wal_writer(stage: Stage) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
+def end_sessions(stage: Stage) -> None:
+    """End the leader's sessions, as the crash will: a statement that it has sent might bring the log to the disk."""
+    sessions = "pg_stat_activity WHERE application_name LIKE 'airflow-outbox%' AND datname = current_database()"
+    stage.outbox.query(f"SELECT pg_terminate_backend(pid) FROM {sessions}")
+    wait_until(lambda: stage.outbox.query(f"SELECT FROM {sessions}") == [])
+
+
 def visible(stage: Stage) -> dict[int, tuple[int, str]]:
     """Number, transaction and id of each record."""
     found = stage.outbox.query("SELECT kafka_value, id, transaction_id::text FROM outbox")
@@ -83,11 +90,12 @@ def lose(stage: Stage, leader: Process) -> tuple[list[int], dict[int, tuple[int,
     with psycopg.connect(stage.outbox.database) as connection:
         connection.execute("SET synchronous_commit = off")
         connection.commit()
-        more = 3  # after it has stopped: nothing flushes any more
-        while more:
-            more -= is_stopped(leader)
+        while not is_stopped(leader):
             written += write(stage, connection, BEFORE + len(written))
             time.sleep(0.01)
+        end_sessions(stage)
+        for _ in range(3):  # nothing flushes any more
+            written += write(stage, connection, BEFORE + len(written))
     before = visible(stage)
     stage.server.kill()
     stage.server.start()
@@ -100,6 +108,7 @@ def crash(stage: Stage, stop: str, *, without: tuple[str, ...] = ()) -> tuple[li
     """Returns the numbers that are committed for good, and what was lost; the leader goes on."""
     leader = stage.harvester(command=command(stop=stop, without=without))
     leader.wait_for("view")
+    stage.is_drained()  # what it reads next is not on disk
     written, lost = lose(stage, leader)
     assert lost, "the crash has undone nothing"
     instead: list[int] = []
@@ -120,6 +129,7 @@ def test_what_a_crash_undoes_is_not_published_and_what_comes_instead_is(stage: S
     assert sorted(number for _, number in stage.outbox.published()) == sorted(kept)
 
 
+@pytest.mark.timed  # the leader has to publish what is lost before anything brings it to the disk
 def test_without_the_wait_for_the_disk_kafka_has_what_postgres_has_not(stage: Stage) -> None:
     """The ledger then speaks of what has not happened, so that this, at least, is noticed."""
     kept, lost = crash(stage, "purge", without=("flush",))

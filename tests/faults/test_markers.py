@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import psycopg
 import pytest
-from faults.frame_proxy import Cut, Delay, Hold, Late, Treatment, Twice, of
-from faults.frames import Api, Request
+from faults.frames import Api, Request, of
 from faults.late import LateScene
 from faults.load import TopicReader
+from faults.treatments import Cut, Delay, Hold, Late, Treatment, Twice
+from support.harvesting import PATIENCE, SHORT_SESSION
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.tickets.published import published
@@ -25,8 +26,8 @@ from airflow_outbox.values.records import Snapshot
 
 HELD_BACK = 10.0
 """Seconds."""
-_APPENDED_WITHIN = 0.5
-"""Seconds until the broker has surely appended what was sent to it."""
+SLOW_TO_REPEAT = {"retry.backoff.ms": 5_000, "retry.backoff.max.ms": 5_000}
+"""So that no commit of a busy machine is so slow that it could have been asked for twice."""
 CASES: dict[str, Treatment] = {
     "doubled": Twice(),
     "unheard": Cut(answered=True),
@@ -114,7 +115,6 @@ def test_published_is_said_when_it_can_be_read(late_scene: LateScene, is_followe
         scene.wait_until(lambda: all(len(who.who_says_so(ticket)) == 3 for ticket in tickets.values()))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("treatment", CASES.values(), ids=CASES)
 def test_markers_amid_the_load(late_scene: LateScene, treatment: Treatment) -> None:
     scene = late_scene
@@ -132,10 +132,11 @@ def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late
     copy that arrives in the next transaction of the same epoch makes readable what that one has produced so far; its
     leader is then killed. A broker that refuses such a copy fails this test: then the promise may be made.
 
-    One producer has all the turns, so that the next transaction is of the same epoch.
+    One producer has all the turns, so that the next transaction has the same epoch.
     """
     scene = late_scene
-    scene.limits = {"batch_records": 200, "heartbeat_timeout": 1, "session_timeout": 3, "transactional_ids": 1}
+    scene.limits = {"batch_records": 200, **SHORT_SESSION, "transactional_ids": 1}
+    scene.outbox.settings["kafka_producer"] = SLOW_TO_REPEAT
     leader = scene.leader()
     scene.midway()
     markers = scene.between.strike(Api.WRITE_MARKERS, Late())
@@ -151,9 +152,12 @@ def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late
     scene.wait_until(lambda: any(request.at > late.request.at for request in of(scene.frames.seen, Api.END)))
     held = scene.frames.mistreat(fourth_of_a_transaction)
     scene.wait_until(held.struck.is_set)
-    time.sleep(_APPENDED_WITHIN)
+    produced_by_it = of(scene.frames.seen, Api.PRODUCE, held.strikes[0].request.transactional_id)
+    place = produced_by_it.index(held.strikes[0].request)
+    before = produced_by_it[place - 3 : place]
+    scene.wait_until(lambda: all(request in scene.frames.taken for request in before))  # they are appended
     late.deliver()
-    assert late.answered.wait(10)
+    assert late.answered.wait(PATIENCE)
     leader.popen.kill()
     scene.member()
     scene.midway(200)

@@ -31,7 +31,7 @@ POISON = {
     "too large for the broker": """kafka_topic = replace(kafka_topic, 'data', 'plain'),
         kafka_value = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 60000))""",
 }
-"""What is done to the record that begins a key's second half."""
+"""The change of the record that begins a key's second half."""
 STRAYED = 3
 MENDED = """UPDATE outbox_parked SET kafka_header_values = kafka_header_keys, kafka_value = n, kafka_partition = NULL,
     kafka_topic = topic, requested = 'retry'
@@ -78,11 +78,12 @@ def file(outbox: Outbox, tmp_path: Path) -> Path:
 
 def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
     whole = {f"k{key}": list(range(key, RECORDS, KEYS)) for key in range(KEYS)}
-    for left in (RECORDS * 9 // 10, RECORDS * 6 // 10, RECORDS * 3 // 10):
-        process = Process([*COMMAND, "harvest", "-f", str(file)])
-        wait_until(lambda at_most=left: outbox.left() < at_most)  # type: ignore[misc]
-        process.end()
-        assert outbox.left() > 0  # or it had nothing under way
+    with psycopg.connect(outbox.database) as locking:  # a leader that is killed late still has its last batch to purge
+        locking.execute("SELECT FROM outbox ORDER BY id DESC LIMIT 1 FOR UPDATE")
+        for left in (RECORDS * 9 // 10, RECORDS * 6 // 10, RECORDS * 3 // 10):
+            process = Process([*COMMAND, "harvest", "-f", str(file)])
+            wait_until(lambda at_most=left: outbox.left() < at_most)  # type: ignore[misc]
+            process.end()
     process = Process([*COMMAND, "harvest", "-f", str(file)])
     try:
         wait_until(lambda: outbox.left() == 0)
@@ -99,7 +100,11 @@ def test_poison_of_each_kind_under_kill_9(outbox: Outbox, file: Path) -> None:
         time.sleep(1.2)
         process.end()
         process = Process([*COMMAND, "harvest", "-f", str(file)])
-        wait_until(lambda: outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)])
+        parked = "SELECT number, cause, reason, requested, retry_at, attempts FROM outbox_parked ORDER BY 1"
+        wait_until(
+            lambda: outbox.query(parked) == [],
+            doing=lambda: f"retrying {outbox.query(parked)[:3]}: {process.events[-3:]}",
+        )
         for key, record in strayed.items():
             whole[key].append(record)
         assert outbox.by_key() == whole

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import pytest
-from faults.scene import AT_LEAST_ONCE, LOOK, MARK, PURGE, Scene, go_on
+from faults.processes import go_on
+from faults.scene import AT_LEAST_ONCE, LOOK, MARK, PURGE, Scene
+from support.harvesting import SHORT_SESSION
 
 RECORDS = 20_000
 
 
 @pytest.fixture
 def scene(scene: Scene) -> Scene:
-    scene.records = RECORDS
+    scene.records, scene.limits = RECORDS, SHORT_SESSION
     return scene
 
 
 def test_the_leader_is_killed(scene: Scene) -> None:
-    leader = scene.leader()
-    standby = scene.standby()
+    scene.leader()
+    scene.standby()
     scene.midway()
-    scene.stop_in_flight(leader)
+    leader = scene.stop_the_leader()
     leader.popen.kill()
     leader.popen.wait()
-    standby.wait_for("view")
+    scene.await_leader()
     scene.ends_well()
 
 
 @pytest.mark.long(delivery=AT_LEAST_ONCE)
 def test_the_leader_is_stopped_and_goes_on_when_another_leads(scene: Scene) -> None:
-    leader = scene.leader()
-    standby = scene.standby()
+    scene.leader()
+    scene.standby()
     scene.midway()
-    scene.stop_in_flight(leader)
-    standby.wait_for("view")
+    leader = scene.stop_the_leader()
+    scene.wait_until(lambda: scene.leading() not in (None, leader))
     scene.midway()
     since = go_on(leader)
     scene.next_event(leader, "fenced", "stood_by", since=since)
@@ -53,10 +55,11 @@ def test_postgres_is_restarted_at_once(scene: Scene) -> None:
 
 @pytest.mark.long(delivery=AT_LEAST_ONCE)
 def test_kafka_is_killed_and_restarted(scene: Scene) -> None:
-    scene.leader()
+    leader = scene.leader()
     scene.midway()
+    scene.stop_in_flight(leader)
     scene.servers.kafka.kill()
-    scene.was_in_flight()
+    go_on(leader)
     scene.servers.kafka.start()
     scene.ends_well()
 
@@ -67,9 +70,15 @@ def test_the_leaders_backend_is_terminated(scene: Scene, purpose: bytes) -> None
     leader = scene.leader()
     scene.midway()
     backend = f"pg_stat_activity WHERE application_name = '{purpose.decode()}' AND datname = current_database()"
-    scene.wait_until(lambda: len(scene.outbox.query(f"SELECT FROM {backend}")) == 1)
-    scene.stop_in_flight(leader)
-    assert scene.outbox.query(f"SELECT pg_terminate_backend(pid) FROM {backend}") == [(True,)]
+
+    def is_terminated() -> bool:
+        scene.stop_in_flight(leader)
+        if scene.outbox.query(f"SELECT pg_terminate_backend(pid) FROM {backend}") == [(True,)]:
+            return True
+        go_on(leader)  # it has none for a moment
+        return False
+
+    scene.wait_until(is_terminated)
     since = go_on(leader)
     scene.next_event(leader, "view", since=since)
     scene.ends_well()

@@ -4,7 +4,8 @@ It is the child process otherwise, with the same stdin and stdout. Its one argum
 
 - `stop`: the point before which it stops itself (SIGSTOP, so nothing of it runs, no thread of Kafka's client either), a
   name of `POINTS`. It does so once, the first time that it comes there after SIGUSR1; `armed`: true spares the signal;
-- `without`: the fences that it does without: "postgres", "kafka", or "flush", the wait until Postgres' log is on disk.
+- `without`: what it does without: the fence of "postgres" or of "kafka"; "flush", the wait until Postgres' log is on
+  disk; or "new epochs" after a request that may have been sent twice.
 
 The product has no place for that: everything here is put around it from outside.
 """
@@ -12,6 +13,7 @@ The product has no place for that: everything here is put around it from outside
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -19,14 +21,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_outbox.harvest import postgres_table, process
+from airflow_outbox.harvest import postgres_table, process, trouble_reporting
 from airflow_outbox.harvest.__main__ import main
-from airflow_outbox.harvest.kafka import transactional_log
+from airflow_outbox.harvest.kafka import transactional_log, transactional_producer
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.transactional_log import KafkaTransactionalLog
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.harvest.protocol.producer_state import Call
+from airflow_outbox.harvest.resharding import Resharding
 from airflow_outbox.postgres import statements
 from airflow_outbox.sql import statement
 
@@ -42,7 +45,7 @@ def ends_the_transaction(arguments: tuple[Any, ...], _: Mapping[str, Any]) -> bo
 
 
 def has_something_to_witness(_: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    return named["witness"] is not None
+    return bool(named["witness"])
 
 
 POINTS: Mapping[str, tuple[type[Any], str, Counts]] = {
@@ -57,6 +60,9 @@ POINTS: Mapping[str, tuple[type[Any], str, Counts]] = {
     "commit": (TransactionalProducer, "_repeat", ends_the_transaction),
     "purge": (PostgresTable, "purge_published", always),
     "witness": (PostgresTable, "heartbeat", has_something_to_witness),
+    "reshard": (Resharding, "__call__", always),
+    "complete another shard": (Resharding, "_take", always),
+    "write the layout": (PostgresTable, "write_layout", always),
 }
 
 
@@ -131,18 +137,26 @@ def remove_the_wait_for_the_disk() -> None:
         return connection
 
     PostgresTable.flush = flush  # type: ignore[method-assign]
-    postgres_table.connect = without_waiting
+    # Not one of its connections: what one of them waits for is on disk for all.
+    for module in (postgres_table, process, trouble_reporting):
+        module.connect = without_waiting  # type: ignore[attr-defined]
+
+
+def remove_the_new_epochs() -> None:
+    """Producers that take every request for sent once, however long its answer took."""
+    transactional_producer.smallest_gap = lambda _: math.inf
 
 
 REMOVALS = {
     "postgres": remove_the_fence_of_postgres,
     "kafka": remove_the_fence_of_kafka,
     "flush": remove_the_wait_for_the_disk,
+    "new epochs": remove_the_new_epochs,
 }
 
 
 def command(*, stop: str | None = None, armed: bool = False, without: tuple[str, ...] = ()) -> list[str]:
-    """What starts it."""
+    """The command that starts it."""
     return [sys.executable, __file__, json.dumps({"stop": stop, "armed": armed, "without": without})]
 
 

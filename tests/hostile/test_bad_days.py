@@ -16,21 +16,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     ResourceType,
 )
-from hostile.innocents import Innocents
-from support.harvesting import CHILD, PARTITIONS, PATIENCE, Outbox, Process
+from hostile.innocents import Innocents, names_of
+from support.harvesting import CHILD, Outbox, Process, make_topic
 from support.pooler import Pooler
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
-from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka.names import KafkaNames
-from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.table import OutboxTable
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 HOUR = 3600
 ANY_TIME = {"message.timestamp.after.max.ms": str(24 * HOUR * 1000)}
@@ -51,20 +46,13 @@ def allow(outbox: Outbox, topics: list[str], settings: dict[str, str]) -> None:
         set_topic(outbox, topic, settings)
 
 
-def names(outbox: Outbox) -> KafkaNames:
-    config = HarvestConfig.validated(outbox.settings, source="test")
-    with psycopg.connect(outbox.database, autocommit=True) as connection:
-        return KafkaNames.of(config, OutboxTable(connection, OutboxName.parse("outbox")).identity().outbox_id)
-
-
 class SickTopic:
     """A topic beside that of the innocents."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = replace(outbox, topic=outbox.topic + "-sick")
         self.written = 0
-        admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
-        admin.create_topics([NewTopic(self.outbox.topic, PARTITIONS, 1)])[self.outbox.topic].result()
+        make_topic({"bootstrap.servers": outbox.bootstrap}, self.outbox.topic)
 
     def write(self, records: int = 40) -> None:
         numbers = range(self.written, self.written + records)
@@ -91,7 +79,7 @@ def waits_for_nothing(outbox: Outbox) -> bool:
 
 
 class Clock:
-    """What the clock of a harvester's machine says, beside the right time; it may be set while the harvester runs."""
+    """The clock of a harvester's machine, as it differs from the right time; it may be set while the harvester runs."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -111,7 +99,7 @@ class Clock:
 @pytest.mark.parametrize("mode", ["single", "at least once"])
 def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: Innocents, tmp_path: Path) -> None:
     outbox, clock = innocents.outbox, Clock(tmp_path / "clock")
-    sick, own = SickTopic(outbox), names(outbox)
+    sick, own = SickTopic(outbox), names_of(outbox)
     ledgers = [own.ledger_topic] if "delivery" not in outbox.settings else []
     allow(outbox, [outbox.topic, own.leader_topic, *ledgers], ANY_TIME)
     clock.set(2 * HOUR)
@@ -124,13 +112,12 @@ def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: 
         assert "the clocks of the harvester" in reason
         clock.set(0)
         set_back_postgres_clock(outbox)
-        innocents.wait_until(lambda: waits_for_nothing(outbox), "it stays away", within=PATIENCE)
+        innocents.wait_until(lambda: waits_for_nothing(outbox), "it stays away")
         sick.write()
         innocents.around(lambda: None)
         innocents.wait_until(lambda: outbox.left() == 0, "its records wait in the outbox")
         sick.require_whole()
-        errors = [event for event in process.events if event["event"] == "error"]
-        assert len(errors) <= 10, errors  # each retry costs one, and some commands were called meanwhile
+        assert len(process.failures) <= 10, process.failures  # each retry costs one, and some commands were called
 
 
 @pytest.mark.long(mode="at least once")
@@ -142,20 +129,23 @@ def test_a_harvester_whose_clock_is_wrong_lets_another_lead(innocents: Innocents
         innocents.around(lambda: None)
         clock.set(2 * HOUR)
         innocents.write()
-        process.wait_for("stood_by")
-        told = [event["error"] for event in process.events if event["event"] == "error"]
-        assert any("the clocks of the harvester" in text for text in told), told
-        assert outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)], told
+
+        def says_it() -> bool:
+            told = [event["error"] for event in process.events if event["event"] == "error"]
+            return any("the clocks of the harvester" in text for text in told)
+
+        innocents.wait_until(says_it, "nobody says that the clock is wrong")
+        assert outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)], innocents.story()
         other = Process(CHILD, first_line={"config": outbox.settings})
         try:
-            innocents.come_out(within=PATIENCE)
+            innocents.come_out()
             innocents.around(lambda: None)
             clock.set(0)
             other.popen.terminate()
             other.ends()
         finally:
             other.end()
-        innocents.around(lambda: None, within=PATIENCE)
+        innocents.around(lambda: None)
         innocents.stand(named=None)
 
 
@@ -163,7 +153,7 @@ def test_a_harvester_whose_clock_is_wrong_lets_another_lead(innocents: Innocents
 def test_a_pooler_of_transactions_is_refused_before_anything_is_set(
     innocents: Innocents, postgres: EmbeddedPostgres, server_folder: Path
 ) -> None:
-    """What is set in a session would be in force for other clients, too."""
+    """Settings of a session would be in force for other clients, too."""
     name = psycopg.conninfo.conninfo_to_dict(innocents.outbox.database)["dbname"]
     with Pooler(server_folder / "pooler-harvest", postgres.dsn()) as pooler:
         pooled = {**innocents.outbox.settings, "data_source": pooler.url(str(name))}

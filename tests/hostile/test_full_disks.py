@@ -1,14 +1,15 @@
 """No room on a disk: whatever is refused then is said, nothing is lost or doubled, and it goes on when there is room.
 
 A server may not make a file larger than a limit here. It meets that as it meets the end of a disk, and a test needs no
-rights for it.
+rights for it. Postgres' log is also tried on a small volume of its own, which takes root to mount.
 """
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -66,6 +67,7 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
     innocents = Innocents(outbox, tmp_path / "outbox.yaml")
     with innocents.harvested() as process:
         outbox.query("UPDATE outbox_state SET paused = true RETURNING 1")
+        innocents.wait_until(lambda: bool(process.newest_progress.get("paused")), "nobody pauses")
         write_large(outbox, 5_000)
         with pytest.raises(psycopg.Error, match="could not extend file"):
             write_large(outbox, 5_000)
@@ -79,6 +81,86 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
         own_postgres.restart()
         innocents.wait_until(lambda: outbox.left() == 0, "it does not go on", within=PATIENCE)
         assert list(dict.fromkeys(large_ones(outbox))) == [*range(1, 5_001)]
+
+
+@contextmanager
+def log_on_a_volume(postgres: EmbeddedPostgres) -> Iterator[Callable[[], None]]:
+    """Postgres is started again with its log on a volume that has room for two files of it, or for more once what is
+    returned was called.
+    """
+    log = postgres.socket_folder / "pg_wal"
+    postgres.stop()
+    owner, files = log.stat(), log.with_name("pg_wal.before")
+    log.rename(files)
+    log.mkdir(mode=0o700)
+    _mount("-t", "tmpfs", "-o", f"size=40m,mode=700,uid={owner.st_uid},gid={owner.st_gid}", "tmpfs", log)
+    try:
+        subprocess.run(["cp", "-a", f"{files}/.", log], check=True)
+        postgres.start()
+        yield lambda: _mount("-o", "remount,size=400m", log)
+    finally:
+        postgres.stop("immediate")
+        subprocess.run(["umount", log], check=True)
+
+
+def _mount(*arguments: str | Path) -> None:
+    mounted = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+    assert mounted.returncode == 0, f"this test has to be root, and may mount a volume: {mounted.stderr}"
+
+
+@contextmanager
+def log_of_limited_files(postgres: EmbeddedPostgres) -> Iterator[Callable[[], None]]:
+    """Postgres is started again, and may write no other file of its log than the one that is there already."""
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_switch_wal()")
+    with no_file_above(12 * MIB):
+        postgres.restart()
+    yield lambda: None  # the limit is that of the server's process
+
+
+@pytest.mark.parametrize(
+    ("full", "cause"),
+    [(log_on_a_volume, "No space left on device"), (log_of_limited_files, "File too large")],
+    ids=["volume", "limit"],
+)
+def test_postgres_whose_log_has_no_room_ends_and_goes_on_when_it_has(
+    full: Callable[[EmbeddedPostgres], AbstractContextManager[Callable[[], None]]],
+    cause: str,
+    server_folder: Path,
+    kafka: EmbeddedKafka,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    """Postgres ends all its sessions then."""
+    postgres = EmbeddedPostgres(server_folder / f"{topic_prefix}full-log", fsync=False)
+    with postgres, full(postgres) as make_room:
+        outbox = make_outbox(postgres.create_database("full"), bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
+        innocents = Innocents(outbox, tmp_path / "outbox.yaml")
+        with innocents.harvested() as process:
+            innocents.write()
+            with pytest.raises(psycopg.Error):  # the server's last words, if they come before the connection is gone
+                _fill_the_log(outbox.database)
+
+            def has_panicked() -> bool:
+                return any("PANIC" in line and cause in line for line in postgres.log.read_text().splitlines())
+
+            innocents.wait_until(has_panicked, f"Postgres does not end because of: {cause}")
+
+            def is_told() -> bool:
+                return any("Postgres" in event["error"] for event in process.events if event["event"] == "error")
+
+            innocents.wait_until(is_told, "nobody says that Postgres is gone", within=PATIENCE)
+            make_room()
+            postgres.restart("immediate")
+            innocents.write()
+            innocents.come_out(within=PATIENCE)
+            innocents.stand(named=None)
+
+
+def _fill_the_log(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        for _ in range(40):
+            connection.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000))")
 
 
 @pytest.fixture

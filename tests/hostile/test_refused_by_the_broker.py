@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from hostile.innocents import Innocents
-from support.harvesting import PARTITIONS
+from support.harvesting import CHILD, make_topic
 
-pytestmark = pytest.mark.alone
+from airflow_outbox.harvest.protocol.refused_topics import MINUTE, MOST_REFUSALS
+
+pytestmark = pytest.mark.timed
 
 RECORDS = 150
 LIMIT = 5_000
+ROUNDS = 2
+MOST_FAILURES = 10  # in a minute: five records are tried, and they are found first
+WITHOUT_SETTINGS = [sys.executable, str(Path(__file__).with_name("without_settings.py"))]
 # Letters of a hash are half of what they hold: some codecs find that out, and the default one does not.
 PERHAPS_TOO_LARGE = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT %(topic)s, 'h' || %(number)s, string_agg(md5(part::text || %(number)s), ''), '{}', '{}'
@@ -21,10 +31,8 @@ SELECT {{topic}} || '-compacted-' || number % 10, NULL, 'v', '{{{{}}}}', '{{{{}}
 FROM generate_series(1, {RECORDS}) AS number"""
 
 
-def make_topic(innocents: Innocents, name: str, **config: str) -> None:
-    admin = AdminClient({"bootstrap.servers": innocents.outbox.bootstrap})
-    topic = NewTopic(innocents.outbox.topic + name, PARTITIONS, 1, config=config)
-    admin.create_topics([topic])[topic.topic].result()
+def make_one(innocents: Innocents, name: str, **config: str) -> None:
+    make_topic({"bootstrap.servers": innocents.outbox.bootstrap}, innocents.outbox.topic + name, config=config)
 
 
 def alter(innocents: Innocents, change: str) -> None:
@@ -35,7 +43,7 @@ def alter(innocents: Innocents, change: str) -> None:
 
 @pytest.mark.parametrize("mode", ["single", "atomic"])
 def test_records_that_the_broker_finds_too_large_cost_others_no_more_than_a_few_terms(innocents: Innocents) -> None:
-    make_topic(innocents, "-small", **{"max.message.bytes": str(LIMIT)})
+    make_one(innocents, "-small", **{"max.message.bytes": str(LIMIT)})
     alter(innocents, "ALTER kafka_value TYPE text")
 
     def write_each_in_a_transaction_of_its_own() -> None:
@@ -45,19 +53,54 @@ def test_records_that_the_broker_finds_too_large_cost_others_no_more_than_a_few_
                 connection.execute(PERHAPS_TOO_LARGE, values)
 
     with innocents.harvested() as process:
+        began = time.monotonic()
         innocents.around(write_each_in_a_transaction_of_its_own)
         innocents.wait_until(lambda: innocents.outbox.left() == 0, "records that are too large wait")
         innocents.stand(named="untried")
-        failures = [event for event in process.events if event["event"] == "error"]
-        assert len(failures) <= 10, failures
+        assert len(process.failures) <= MOST_FAILURES * (1 + (time.monotonic() - began) // MINUTE), process.failures
 
 
 @pytest.mark.parametrize("mode", ["single", "atomic"])
 def test_records_without_a_key_for_compacted_topics_are_found_together(innocents: Innocents) -> None:
     for number in range(10):
-        make_topic(innocents, f"-compacted-{number}", **{"cleanup.policy": "compact"})
+        make_one(innocents, f"-compacted-{number}", **{"cleanup.policy": "compact"})
     alter(innocents, "ALTER kafka_key DROP NOT NULL")
     with innocents.harvested():
         innocents.around(WITHOUT_A_KEY)
         innocents.wait_until(lambda: innocents.outbox.left() == 0, "records without a key wait")
         innocents.stand(named="compacted")
+
+
+@pytest.mark.parametrize("mode", ["single"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(CHILD, marks=pytest.mark.long, id="known limit"), pytest.param(WITHOUT_SETTINGS, id="unknown limit")],
+)
+def test_records_that_are_refused_all_the_time_cost_others_a_bounded_number_of_terms(
+    innocents: Innocents, command: list[str]
+) -> None:
+    make_one(innocents, "-small", **{"max.message.bytes": str(LIMIT)})
+    alter(innocents, "ALTER kafka_value TYPE text")
+    over, written = Event(), 0
+
+    def write_on() -> None:
+        nonlocal written
+        with psycopg.connect(innocents.outbox.database, autocommit=True) as connection:
+            while not over.wait(0.1):
+                values = {"topic": innocents.outbox.topic + "-small", "number": str(written), "parts": LIMIT // 32 + 10}
+                connection.execute(PERHAPS_TOO_LARGE, values)
+                written += 1
+
+    with innocents.harvested(command=command) as process, ThreadPoolExecutor(1) as threads:
+        began = time.monotonic()
+        writing = threads.submit(write_on)
+        try:
+            for _ in range(ROUNDS):
+                innocents.around(lambda: over.wait(1))
+        finally:
+            over.set()
+        writing.result()
+        innocents.wait_until(lambda: innocents.outbox.left() == 0, "records that are too large wait")
+        innocents.stand(named="untried")
+        most = MOST_REFUSALS * (1 + (time.monotonic() - began) // MINUTE)
+        assert len(process.failures) <= most, process.failures

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -16,7 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from support.harvesting import CHILD, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CHILD, PATIENCE, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
@@ -64,16 +64,16 @@ class Damaged:
             process.end()
 
     def adopt(self, *, nothing_lost: bool = False) -> Adoption | None:
-        return adopt(self.config, reason="a test", nothing_lost=nothing_lost, accept=lambda _: True)
+        return adopt(self.config, reason="a test", nothing_lost=nothing_lost, accept=lambda _: True, on_behalf_of="ada")
 
     def ledger(self) -> Ledger:
         return LedgerReader(self.config, self.names, 0).read_all([])
 
     def write(self, records: Sequence[LedgerRecord]) -> None:
-        producer = Producer({"bootstrap.servers": self.outbox.bootstrap})
+        producer = Producer({"bootstrap.servers": self.outbox.bootstrap, "enable.idempotence": True})
         for key, value in records:
             producer.produce(self.names.ledger_topic, value, key, 0)
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE) == 0
 
     def commit_unpurged(self, first: int, last: int) -> int:
         """Write what a leader has written that is killed before it deletes the records from the first to the last one
@@ -99,9 +99,19 @@ class Damaged:
         entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result()
-        time.sleep(0.5)  # until then the broker may still refuse to delete from a compacted topic
         records = TopicPartition(topic, 0, offset)
-        admin.delete_records([records])[records].result()
+
+        def is_deleted() -> bool:
+            """For a while the broker refuses to delete from a topic that was compacted."""
+            try:
+                admin.delete_records([records])[records].result()
+            except KafkaException as error:
+                if error.args[0].code() != BrokerError.POLICY_VIOLATION:
+                    raise
+                return False
+            return True
+
+        wait_until(is_deleted)
 
 
 @pytest.fixture
@@ -127,9 +137,16 @@ def test_a_ledger_whose_front_was_deleted(damaged: Damaged) -> None:
     copies = "SELECT outbox_id, incarnation, secret FROM outbox_shard"
     assert damaged.outbox.query(copies) == damaged.outbox.query(copies.replace("shard", "state"))
     assert damaged.outbox.query("SELECT incarnation FROM outbox_state") == [(2,)]
+    bounds = damaged.config.thresholds
+    assert damaged.outbox.query("SELECT lagging_after, stalled_after, silence FROM outbox_shard") == [
+        (bounds.lagging_after, bounds.stalled_after, bounds.silence)  # as the last leader has told
+    ]
     damaged.drain()
     assert damaged.outbox.by_key() == once()
     assert damaged.adopt() is None
+    assert damaged.outbox.query("SELECT action, on_behalf_of, matched, reason FROM outbox_trail") == [
+        ("adopt", "ada", f"incarnation 2: {'; '.join(adopted.differences)}", "a test")
+    ]
 
 
 def test_a_ledger_whose_witnessed_part_was_deleted_is_none_the_worse(damaged: Damaged) -> None:

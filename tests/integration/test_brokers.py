@@ -1,4 +1,4 @@
-"""What `check` says of brokers and client, about transactions; with a broker that is configured badly."""
+"""The findings of `check` about transactions, for brokers and client; with a broker that is configured badly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka.admin import AdminClient, ConfigEntry, NewTopic  # type: ignore[attr-defined]
+from support.harvesting import partitions_of, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
@@ -63,6 +65,22 @@ def test_a_brokers_settings_are_looked_at(broker: tuple[EmbeddedKafka, bool]) ->
     assert "limits.transaction_timeout, 60 s. Set limits.transaction_timeout to 30 or less" in findings[0].text
 
 
+def test_the_topic_of_the_transactions_state_may_be_older_than_the_settings(
+    broker: tuple[EmbeddedKafka, bool],
+) -> None:
+    server, is_good = broker
+    topic = NewTopic("__transaction_state", 4, 1, config={"min.insync.replicas": "1"})
+    admin = AdminClient({"bootstrap.servers": server.bootstrap})
+    admin.create_topics([topic])[topic.topic].result()
+    wait_until(lambda: partitions_of(admin, topic.topic) == 4)
+    texts = [finding.text for finding in examine_transactions(configured(server.bootstrap))]
+    about_it = [text for text in texts if text.startswith("topic __transaction_state has")]
+    if is_good:
+        assert "one replica, and was made before transaction.state.log.replication.factor was raised" in about_it[0]
+        assert "min.insync.replicas=1, and was made before transaction.state.log.min.isr was raised" in about_it[1]
+    assert len(about_it) == (2 if is_good else 0), "the settings have said it"
+
+
 def test_the_client_tells_which_requests_the_brokers_know(broker: tuple[EmbeddedKafka, bool]) -> None:
     cluster = Cluster({"bootstrap.servers": broker[0].bootstrap}, notes_versions=True)
     cluster.broker_settings()
@@ -87,10 +105,25 @@ def test_settings_that_are_not_shown_are_not_checked() -> None:
     assert [finding.severity for finding in unknown] == [Severity.UNCHECKED] * 4
 
 
+@pytest.mark.parametrize(
+    ("min_isr", "says"),
+    [
+        ("1", "min.isr=1: losing one broker can lose acknowledged state of transactions. Set it to 2, and give"),
+        ("2", "min.isr=2: nothing can be published while one of the two brokers is away"),
+    ],
+)
+def test_two_replicas_of_the_transactions_state_are_too_few(min_isr: str, says: str) -> None:
+    values = {**GOOD, "transaction.state.log.replication.factor": "2", "transaction.state.log.min.isr": min_isr}
+    settings = {name: ConfigEntry(name, value) for name, value in values.items()}
+    [finding] = examine_settings(configured("127.0.0.1:1"), 7, settings)
+    assert finding.severity is Severity.DANGEROUS
+    assert says in finding.text
+    assert "ive __transaction_state three replicas" in finding.text
+
+
 def test_a_client_that_was_not_tested_is_named() -> None:
     assert list(examine_client(confluent_kafka.libversion()[0])) == []
-    assert list(examine_client("2.6.1")) == []
-    for version in ("2.17.0", "2.17.0-RC1", "3.0.0"):
+    for version in ("2.6.1", "2.15.0", "2.17.0", "2.17.0-RC1", "3.0.0"):
         [finding] = examine_client(version)
         assert finding == Finding(Severity.UNCHECKED, finding.text)
         assert f"librdkafka {version}" in finding.text

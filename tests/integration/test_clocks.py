@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 from support.leading import Leader
 
-from airflow_outbox.cli.status import _leader
+from airflow_outbox.cli import status_words
 from airflow_outbox.harvest.kafka.oauth import FetchedTokens, Token, TokenError
-from airflow_outbox.operate.new_outbox import _execute
+from airflow_outbox.operate.adopt_copy import _execute
 from airflow_outbox.operate.status import read_status
 
 HOUR = 3600.0
@@ -55,13 +55,13 @@ def test_a_heartbeat_of_the_future_is_of_nobody_who_leads(database: str) -> None
     leader = Leader(database)
     try:
         table = leader.table
-        assert _execute(table, "running_harvester", silence=10).fetchone()
+        assert _execute(table, "running_harvester", silence=3600).fetchone()
         leader.connection.execute("UPDATE outbox_shard SET backends = '[]'")
-        assert _execute(table, "running_harvester", silence=10).fetchone()
+        assert _execute(table, "running_harvester", silence=3600).fetchone()
         leader.connection.execute("UPDATE outbox_shard SET heartbeat_at = heartbeat_at + interval '1 hour'")
-        assert _execute(table, "running_harvester", silence=10).fetchone() is None
+        assert _execute(table, "running_harvester", silence=3600).fetchone() is None
         [shard] = read_status(leader.connection, table.name).shards
-        assert _leader(shard, 6) == "nobody; test was last heard from before Postgres' clock was set back"
-        assert _leader(replace(shard, silent_for=1.0, view=uuid4()), 6) == "test"
+        assert status_words.leader(shard, 6) == "nobody; test was last heard from before Postgres' clock was set back"
+        assert status_words.leader(replace(shard, silent_for=1.0, view=uuid4()), 6) == "test"
     finally:
         leader.close()

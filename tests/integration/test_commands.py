@@ -16,13 +16,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     ResourceType,
 )
-from support.harvesting import wait_until
+from support.harvesting import make_topic, partitions_of, wait_until
 
 from airflow_outbox.cli import main
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.postgres.table import SCHEMA_VERSION
 
 Run = Callable[..., Result]
 
@@ -35,14 +35,20 @@ def file(database: str, kafka: EmbeddedKafka, tmp_path: Path) -> Path:
             {"data_source": database, "outbox_table": "app.outbox", "kafka": {"bootstrap.servers": kafka.bootstrap}}
         )
     )
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE SCHEMA app")
     return path
 
 
 @pytest.fixture
-def run(file: Path) -> Run:
+def run(file: Path, kafka: EmbeddedKafka) -> Run:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+
     def run(command: str, *arguments: str, status: int = 0) -> Result:
         result = CliRunner().invoke(main, [command, "-f", str(file), *arguments])
         assert result.exit_code == status, result.output
+        for topic in re.findall("^created topic (.+)$", result.output, re.MULTILINE):
+            wait_until(lambda: partitions_of(admin, topic))  # noqa: B023  # the broker knows it, too
         return result
 
     return run
@@ -50,11 +56,10 @@ def run(file: Path) -> Run:
 
 def test_init_makes_tables_and_topic_once(run: Run, kafka: EmbeddedKafka) -> None:
     first = run("init").output.splitlines()
-    assert first[0] == 'created "app"."outbox" and the tables beside it, schema version 8'
+    assert first[0] == f'created "app"."outbox" and the tables beside it, schema version {SCHEMA_VERSION}'
     topic = first[1].removeprefix("created topic ")
     assert re.fullmatch(r"airflow-outbox\.[0-9a-f-]{36}\.leader", topic)
-    metadata = AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(topic, timeout=10).topics[topic]
-    assert len(metadata.partitions) == 1
+    assert partitions_of(AdminClient({"bootstrap.servers": kafka.bootstrap}), topic) == 1
     assert run("init").output == '"app"."outbox" was already complete\n'
 
 
@@ -170,8 +175,9 @@ def test_topics_of_waiting_records_are_watched(
 ) -> None:
     run("init")
     topic = topic_prefix + "data"
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1, config={"unclean.leader.election.enable": "true"})])[topic].result()
+    make_topic(
+        {"bootstrap.servers": kafka.bootstrap}, topic, partitions=1, config={"unclean.leader.election.enable": "true"}
+    )
     connection.execute("INSERT INTO app.outbox (kafka_topic, kafka_key) VALUES (%s, 'k')", (topic,))
     assert f"topic {topic} allows unclean leader election" in run("check").output
 
@@ -180,4 +186,5 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "outbox.yaml"
     for command in ("init", "check", "harvest"):
         result = CliRunner().invoke(main, [command, "-f", str(path)])
-        assert (result.exit_code, result.output) == (1, f"Error: can't read {path}: No such file or directory\n")
+        said = f"Error: can't read {path}: No such file or directory. Give a file that can be read\n"
+        assert (result.exit_code, result.output) == (1, said)

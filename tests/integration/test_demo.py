@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
+from support.harvesting import wait_until
 
 from airflow_outbox.demo.follow import DemoError
 from airflow_outbox.demo.run import DemoOptions, run
@@ -28,7 +29,7 @@ def folder(server_folder: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def processes_of(folder: Path) -> Iterator[str]:
-    """What runs with this folder in its arguments or its environment."""
+    """The processes with this folder in their arguments or their environment."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             told = [(process / name).read_bytes() for name in ("cmdline", "environ")]
@@ -50,9 +51,10 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.timeout(1200)
 def test_once(folder: Path) -> None:
     command = [sys.executable, "-m", "airflow_outbox.demo", "--once", "--rows", str(ROWS), "--folder", str(folder)]
-    ended = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400)
+    ended = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1100)
 
     assert ended.returncode == 0, ended.stderr
     *_, last = ended.stdout.splitlines()
@@ -63,8 +65,9 @@ def test_once(folder: Path) -> None:
 
     ui = re.search(r"http://127\.0\.0\.1:(\d+), user admin, password admin", ended.stderr)
     assert ui is not None
+    assert f"the outbox's page is at http://127.0.0.1:{ui[1]}/plugin/outbox" in ended.stderr
     assert not any(listens(port) for port in {int(ui[1]), *ports_of(folder)})
-    assert list(processes_of(folder)) == []
+    wait_until(lambda: list(processes_of(folder)) == [], doing=lambda: str(list(processes_of(folder))))
 
     password = conninfo_to_dict(yaml.safe_load((folder / "outbox.yaml").read_text())["data_source"])["password"]
     logs = [path for path in folder.rglob("*.log") if path.is_file()]
@@ -81,4 +84,4 @@ def test_a_task_that_fails_is_shown_with_its_log_and_all_ends(folder: Path, tmp_
     with pytest.raises(DemoError, match=r"(?s)task flights_published\.write_flights is .*the job has a fault"):
         run(options)
     assert not any(listens(port) for port in ports_of(folder))
-    assert list(processes_of(folder)) == []
+    wait_until(lambda: list(processes_of(folder)) == [], doing=lambda: str(list(processes_of(folder))))

@@ -8,8 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CALM, CHILD, Outbox, Process, make_outbox, make_topic, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -30,6 +29,7 @@ def outbox(request: pytest.FixtureRequest, database: str, kafka: EmbeddedKafka, 
         topic=topic_prefix + "data",
         delivery=request.param,
         kafka_producer=producer,
+        limits=CALM,
     )
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE text")
@@ -70,24 +70,23 @@ def test_what_the_client_does_not_take_is_parked_and_no_term_ends_for_it(outbox:
     write(outbox, outbox.topic, bad="x" * CLIENT_LIMIT, good="x" * (CLIENT_LIMIT - 100))
     wait_until(lambda: parked(outbox) == [("bad", "too_large")])
     assert published(outbox, outbox.topic) == {**SMALL, "good": ["x" * (CLIENT_LIMIT - 100)]}
-    assert [event for event in harvester.events if event["event"] == "error"] == []
+    assert harvester.failures == []
 
 
 def test_what_is_too_large_only_before_it_is_compressed_is_published(outbox: Outbox, harvester: Process) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
-    small = NewTopic(outbox.topic + "-small", PARTITIONS, 1, config={"max.message.bytes": str(LIMIT)})
-    admin.create_topics([small])[small.topic].result()
-    write(outbox, small.topic, noise=NOISE, hexadecimal=HEXADECIMAL, well="x" * 5 * LIMIT)
+    small = outbox.topic + "-small"
+    make_topic({"bootstrap.servers": outbox.bootstrap}, small, config={"max.message.bytes": str(LIMIT)})
+    write(outbox, small, noise=NOISE, hexadecimal=HEXADECIMAL, well="x" * 5 * LIMIT)
     wait_until(lambda: parked(outbox) == [("hexadecimal", "too_large"), ("noise", "too_large")])
-    assert published(outbox, small.topic) == {**SMALL, "well": ["x" * 5 * LIMIT]}
+    assert published(outbox, small) == {**SMALL, "well": ["x" * 5 * LIMIT]}
     # Others are known by now, or are found one at a time.
     outbox.query("UPDATE outbox_parked SET requested = 'discard' RETURNING id")
-    failures = len([event for event in harvester.events if event["event"] == "error"])
-    write(outbox, small.topic, noise=NOISE, again=HEXADECIMAL)
+    failures = len(harvester.failures)
+    write(outbox, small, noise=NOISE, again=HEXADECIMAL)
     tried = "SELECT kafka_key, cause FROM outbox_parked WHERE discarded_at IS NULL ORDER BY kafka_key"
     wait_until(lambda: outbox.query(tried) == [("again", "too_large"), ("noise", "too_large")])
-    assert published(outbox, small.topic) == {
+    assert published(outbox, small) == {
         **{key: value * 2 for key, value in SMALL.items()},
         "well": ["x" * 100000],
     }
-    assert len([event for event in harvester.events if event["event"] == "error"]) <= failures + 1
+    assert len(harvester.failures) <= failures + 1

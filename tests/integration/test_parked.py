@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,19 @@ import psycopg
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import GOHARVEST_TABLE, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from support.harvesting import (
+    CALM,
+    GOHARVEST_TABLE,
+    PATIENCE,
+    Outbox,
+    Process,
+    make_outbox,
+    make_topic,
+    wait_until,
+)
+from support.parking import park_by_hand
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
@@ -26,6 +38,14 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 
 Run = Callable[..., Result]
+PATIENT_CHILD = """
+from airflow_outbox.harvest.__main__ import main
+from airflow_outbox.postgres import parked
+
+parked._FIRST_DELAY = 500.0
+main()
+"""
+"""The harvesting child, which does not try parked records again before somebody asks."""
 TOO_LARGE = "".join(random.Random(0).choices(string.ascii_letters, k=4000))  # which no compression makes small
 
 
@@ -35,11 +55,19 @@ def outbox(request: pytest.FixtureRequest, database: str, kafka: EmbeddedKafka, 
     if request.param == "at_least_once":
         with psycopg.connect(database) as connection:
             connection.execute(GOHARVEST_TABLE.format("outbox"))
-    made = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", delivery=request.param)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    small = NewTopic(topic_prefix + "small", PARTITIONS, 1, config={"max.message.bytes": "1000"})
-    admin.create_topics([small])[small.topic].result()
+    made = make_outbox(
+        database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", delivery=request.param, limits=CALM
+    )
+    small = topic_prefix + "small"
+    make_topic({"bootstrap.servers": kafka.bootstrap}, small, config={"max.message.bytes": "1000"})
     return made
+
+
+@pytest.fixture
+def harvester(outbox: Outbox) -> Iterator[Process]:
+    process = Process([sys.executable, "-c", PATIENT_CHILD], first_line={"config": outbox.settings})
+    yield process
+    process.end()
 
 
 @pytest.fixture
@@ -99,11 +127,6 @@ def values(outbox: Outbox, topic: str) -> list[str]:
     return [message.value().decode() for message in there.committed()]
 
 
-def create(outbox: Outbox, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
-
-
 def test_what_is_parked_is_listed_and_shown(poisoned: Outbox, run: Run) -> None:
     rows = sorted(listed(run), key=lambda row: int(row["id"]))
     assert [(row["topic"], row["key"], row["cause"]) for row in rows] == [
@@ -114,6 +137,8 @@ def test_what_is_parked_is_listed_and_shown(poisoned: Outbox, run: Run) -> None:
         (missing(poisoned), "k", None),
         (missing(poisoned), "k", None),
     ]
+    assert {row["shard"] for row in rows} == {None}
+    assert "shard" not in run("parked", "list").output
     transactions = {row["transaction_id"] for row in rows}
     assert len(transactions) == 1
     assert (transactions == {None}) == (poisoned.settings["delivery"] == "at_least_once")
@@ -154,7 +179,7 @@ def test_status_counts_what_is_parked_by_cause(poisoned: Outbox, run: Run) -> No
 
 
 def test_a_retry_is_carried_out_in_order_when_the_cause_is_gone(poisoned: Outbox, harvester: Process, run: Run) -> None:
-    create(poisoned, missing(poisoned))
+    make_topic({"bootstrap.servers": poisoned.bootstrap}, missing(poisoned))
     assert "asked the leader to retry 3 records" in run("parked", "retry", "--topic", missing(poisoned)).stdout
     wait_until(lambda: len(listed(run)) == 3, doing="the retry")
     assert values(poisoned, missing(poisoned)) == ["0", "1", "2"]
@@ -164,23 +189,33 @@ def test_a_retry_is_carried_out_in_order_when_the_cause_is_gone(poisoned: Outbox
         return sum(topics.get(missing(poisoned), 0) for topics in retried)
 
     wait_until(lambda: told() == 3, doing="the event")
-    config = AdminClient({"bootstrap.servers": poisoned.bootstrap})
-    enlarge(config, small(poisoned))
+    enlarge({"bootstrap.servers": poisoned.bootstrap}, small(poisoned))
     run("parked", "retry", "--all")
     wait_until(lambda: listed(run) == [], doing="the other retry")
-    assert [value for value in values(poisoned, small(poisoned)) if value != "free"] == [TOO_LARGE, "1", "2"]
+    found = [value for value in values(poisoned, small(poisoned)) if not value.startswith("free")]
+    assert found == [TOO_LARGE, "1", "2"]
     assert json.loads(run("status", "--output", "json").stdout)["parked"]["refused"] == {}
 
 
-def enlarge(admin: AdminClient, topic: str) -> None:
+def enlarge(kafka: dict[str, Any], topic: str) -> None:
+    """Let the topic take large records, and wait until the broker does."""
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
     entry = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin, producer = AdminClient(kafka), Producer(kafka)
     admin.incremental_alter_configs([resource])[resource].result()
 
+    def takes_it() -> bool:
+        errors: list[object] = []
+        producer.produce(topic, f"free {TOO_LARGE}", "b", on_delivery=lambda error, _: errors.append(error))
+        assert producer.flush(PATIENCE) == 0
+        return errors == [None]
 
-def test_a_retry_in_vain_is_answered_with_why(poisoned: Outbox, harvester: Process, run: Run) -> None:
+    wait_until(takes_it)
+
+
+def test_a_retry_that_fails_is_answered_with_why(poisoned: Outbox, harvester: Process, run: Run) -> None:
     before = listed(run, "--topic", small(poisoned))
     run("parked", "retry", "--id", str(before[2]["id"]))
     wait_until(lambda: listed(run, "--id", str(before[0]["id"]))[0]["attempts"] == 1, doing="the retry")
@@ -242,21 +277,10 @@ def test_nothing_is_done_without_a_word_about_which_and_why(run: Run, command: l
     assert says in result.output
 
 
-def park_by_hand(connection: psycopg.Connection[Any], *keys: Any) -> None:
-    for number, key in enumerate(keys):
-        connection.execute(
-            "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
-            " kafka_header_values, incarnation, cause, reason)"
-            " VALUES (%s, now(), 't', %s, ARRAY[]::text[], ARRAY[]::text[], 1, 'refused', 'because')",
-            (number, key),
-        )
-
-
 def test_keys_of_bytes_are_typed_and_shown_as_text_or_in_hexadecimal(database: str) -> None:
     keys = [b"plain", b"\xff\x00", b"\\x41", "ü".encode()]
     with psycopg.connect(database, autocommit=True) as connection:
         init_outbox(connection, OutboxName.parse("outbox"), key_type="bytea")
-        connection.execute("ALTER TABLE outbox_parked ALTER transaction_id DROP NOT NULL")
         park_by_hand(connection, *keys)
         requests = ParkedRequests(connection, OutboxName.parse("outbox"))
         texts = [shown(row["key"]) for row in requests.listed(Choice(everything=True))]
@@ -285,7 +309,6 @@ def test_who_operates_may_ask_and_do_nothing_by_hand(database: str) -> None:
     name = OutboxName.parse("outbox")
     with psycopg.connect(database, autocommit=True) as owner:
         init_outbox(owner, name)
-        owner.execute("ALTER TABLE outbox_parked ALTER transaction_id DROP NOT NULL")
         park_by_hand(owner, "a")
         role = "operate_" + psycopg.conninfo.conninfo_to_dict(database)["dbname"][-12:]
         owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())

@@ -1,4 +1,4 @@
-"""What is parked goes on as soon as nothing stops it any more, without anybody asking for each record."""
+"""Parked records go on as soon as nothing stops them any more, without anybody asking for each record."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import CHILD, PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CALM, CHILD, Outbox, Process, make_outbox, make_topic, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -38,8 +38,7 @@ def named(outbox: Outbox, name: str) -> str:
 
 
 def create(outbox: Outbox, topic: str, **config: str) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=config)])[topic].result()
+    make_topic({"bootstrap.servers": outbox.bootstrap}, topic, config=config)
 
 
 def write(outbox: Outbox, *records: OutboxRecord) -> None:
@@ -65,7 +64,9 @@ def values(outbox: Outbox, topic: str) -> list[str]:
 def test_a_topic_that_is_made_goes_on_while_records_of_new_keys_keep_coming(
     database: str, kafka: EmbeddedKafka, topic_prefix: str, delivery: str
 ) -> None:
-    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", delivery=delivery)
+    outbox = make_outbox(
+        database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", delivery=delivery, limits=CALM
+    )
     topic, ending, written = named(outbox, "missing"), threading.Event(), 0
 
     def keep_writing() -> None:
@@ -95,7 +96,7 @@ def test_a_topic_that_is_made_goes_on_while_records_of_new_keys_keep_coming(
 @pytest.fixture
 def atomic(database: str, kafka: EmbeddedKafka, topic_prefix: str) -> Outbox:
     """An outbox with a parked transaction: one record is too large, others are not, and one of them holds another."""
-    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", atomic=True)
+    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", atomic=True, limits=CALM)
     create(outbox, named(outbox, "small"), **{"max.message.bytes": "1000"})
     write(
         outbox,
@@ -115,14 +116,21 @@ def test_the_rest_of_a_transaction_goes_out_when_the_refused_record_is_discarded
         assert values(atomic, atomic.topic) == ["with it", "after it"]
 
 
-def test_a_retry_of_a_transaction_in_vain_is_answered_once(atomic: Outbox) -> None:
+def test_a_failed_retry_of_a_transaction_is_answered_once(atomic: Outbox) -> None:
     with harvested(atomic) as harvester:
         wait_until(lambda: len(parked(atomic)) == 3, doing="parking")
         ask(atomic, "retry", Choice(everything=True))
         wait_until(lambda: all(row["requested"] is None for row in parked(atomic)), doing="the retry")
+        harvester.wait_for("retried")
         time.sleep(2.5)  # twice as long as the leader waits before it looks again
         assert [(row["attempts"], row["retry_at"]) for row in parked(atomic)] == [(1, None), (0, None), (0, None)]
         assert len([event for event in harvester.events if event["event"] == "retried"]) == 1
+
+
+def processor_seconds(connection: psycopg.Connection[Any]) -> float:
+    """The processor time of the connection's backend so far: others that are busy hardly change it."""
+    times = psutil.Process(connection.info.backend_pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def test_many_keys_that_go_on_at_once_are_found_soon(database: str) -> None:
@@ -139,11 +147,11 @@ def test_many_keys_that_go_on_at_once_are_found_soon(database: str) -> None:
         table, view = OutboxTable(connection, name), uuid4()
         table.take_over(view, [table.backend()], member="test")
         parked = ParkedTable(table)
-        began = time.monotonic()
+        began = processor_seconds(connection)
         assert parked.release(view, max_records=20_000)
         connection.execute("ANALYZE outbox_parked")
-        rows = parked.due(max_records=20_000, max_bytes=10**9, of_all_lanes=False)
-        assert time.monotonic() - began < 5  # it took 15 s for as long as each row was compared with each key
+        rows, _ = parked.due(max_records=20_000, max_bytes=10**9, of_all_lanes=False)
+        assert processor_seconds(connection) - began < 5  # to compare each row with each key takes 15
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     assert len(rows) == 20_000
 
@@ -162,7 +170,7 @@ def test_a_topic_goes_on_past_many_keys_that_wait_until_somebody_asks(database: 
         connection.execute("UPDATE outbox_parked SET cause = 'unknown_topic', retry_at = now() WHERE id = 49999")
         connection.execute("ANALYZE outbox_parked")
         parked = ParkedTable(OutboxTable(connection, name))
-        began = time.monotonic()
-        rows = parked.due(max_records=25_000, max_bytes=10**9, of_all_lanes=False)
-        assert time.monotonic() - began < 5
+        began = processor_seconds(connection)
+        rows, _ = parked.due(max_records=25_000, max_bytes=10**9, of_all_lanes=False)
+        assert processor_seconds(connection) - began < 5
     assert [row[0] for row in rows] == list(range(1, 50_000, 2))

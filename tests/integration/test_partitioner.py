@@ -7,6 +7,7 @@ import random
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from support.harvesting import PATIENCE
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.kafka.partitioner import Partitioner, murmur2
@@ -29,7 +30,7 @@ def keys(seed: int) -> list[str | bytes]:
 def test_as_the_client_does(kafka: EmbeddedKafka, topic_prefix: str, name: str) -> None:
     topic = f"{topic_prefix}.{name}"
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(PATIENCE)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": name})
     given = keys(1)
     went: list[int | None] = [None] * len(given)
@@ -37,7 +38,7 @@ def test_as_the_client_does(kafka: EmbeddedKafka, topic_prefix: str, name: str) 
         producer.produce(
             topic, "", key, on_delivery=lambda _, message, number=number: went.__setitem__(number, message.partition())
         )
-    producer.flush(30)
+    assert producer.flush(PATIENCE) == 0
     partitioner = Partitioner(name)
     twice = [row(topic, key) for key in given for _ in range(2)]
     chosen = partitioner.choose(twice, {topic: PARTITIONS})

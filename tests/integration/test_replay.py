@@ -13,14 +13,14 @@ import psycopg
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from confluent_kafka.admin import AdminClient, NewTopic
-from support.harvesting import COMMAND, PARTITIONS, Outbox, make_outbox, wait_until
+from support.harvesting import COMMAND, Outbox, make_outbox, make_topic, wait_until
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.cli import main
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.operate.replay import Replay, Replayer
+from airflow_outbox.operate.trail import read_trail
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.stash import stash
@@ -28,6 +28,25 @@ from airflow_outbox.stash import stash
 NAME = OutboxName.parse("outbox")
 MONTH = 30 * 86400.0
 COUNT = 300
+HOLD = """
+CREATE TABLE held AS SELECT NULL::integer AS above;
+CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql SET search_path = public SET lock_timeout = 0 AS $$
+BEGIN
+    IF (SELECT sum(records) FROM outbox_commits WHERE app_id LIKE 'replay/%') > (SELECT above FROM held) THEN
+        PERFORM pg_advisory_xact_lock(7);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER hold AFTER INSERT ON outbox_commits FOR EACH ROW EXECUTE FUNCTION hold();
+"""
+"""Holds up the transaction in which a replay gets above so many records."""
+HELD = """
+SELECT granted FROM pg_locks
+WHERE locktype = 'advisory' AND objid = 7
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ORDER BY granted LIMIT 1
+"""
+"""Whether nobody waits for that; no row when nobody is there."""
 
 
 @pytest.fixture
@@ -64,7 +83,7 @@ def waiting(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
 
 def run(connection: psycopg.Connection[Any], transaction_records: int = 50, **choices: Any) -> int:
     replay = Replay(**{"replay_id": "r", **choices})
-    return Replayer(connection, NAME, replay).run(transaction_records=transaction_records, report=lambda _: None)
+    return Replayer(connection, NAME, replay).run(transaction_records=transaction_records, report=lambda _: None).in_all
 
 
 def test_a_key_comes_again_in_its_order_with_a_header_that_names_the_replay(
@@ -122,6 +141,16 @@ def test_an_interrupted_replay_goes_on_and_a_finished_one_does_nothing(filled_ar
     assert run(filled_archive, everything=True) == COUNT
     assert len(waiting(filled_archive)) == COUNT - 100
     assert run(filled_archive, replay_id="another", everything=True) == COUNT + 10  # and no record of the first replay
+
+
+def test_the_trail_says_once_that_it_began(filled_archive: psycopg.Connection[Any]) -> None:
+    for _ in range(2):  # the second time there is nothing left to do
+        replayer = Replayer(filled_archive, NAME, Replay(replay_id="r", topic="t1", to_topic="u"), on_behalf_of="ada")
+        replayer.count()
+        replayer.run(transaction_records=100, report=lambda _: None)
+    [entry] = read_trail(filled_archive, NAME)
+    assert (entry.action, entry.on_behalf_of, entry.records) == ("replay", "ada", 150)
+    assert entry.matched == "topic t1; into u; as r"
 
 
 def test_an_id_stands_for_the_choices_it_was_begun_with(filled_archive: psycopg.Connection[Any]) -> None:
@@ -189,8 +218,7 @@ def file(outbox: Outbox, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("harvester")
 def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: Path) -> None:
     other = outbox.topic + "-again"
-    admin = AdminClient({"bootstrap.servers": outbox.bootstrap})
-    admin.create_topics([NewTopic(other, PARTITIONS, 1)])[other].result()
+    make_topic({"bootstrap.servers": outbox.bootstrap}, other)
     outbox.stash(COUNT)
     wait_until(lambda: outbox.left() == 0, doing="harvesting")
 
@@ -203,7 +231,7 @@ def test_the_command_counts_asks_and_publishes_once_more(outbox: Outbox, file: P
     assert "Replay them" in replay("--key", "k3", answer="n\n").output
     assert outbox.left() == 0
     assert replay("--since", "last week", "--yes").exit_code == 2
-    assert replay("--all", "--transaction", "0", "--yes").exit_code == 1
+    assert replay("--all", "--transaction", "0", "--yes").exit_code == 2
     done = replay("--key", "k3", "--to", other, "--id", "incident-7", answer="y\n")
     assert "30 records are stashed again, with the header outbox-replay: incident-7" in done.output
     wait_until(lambda: outbox.left() == 0, doing="publishing once more")
@@ -226,13 +254,19 @@ def test_a_replay_that_is_killed_again_and_again_publishes_each_record_once(outb
         found = outbox.query("SELECT coalesce(sum(records), 0)::int FROM outbox_commits WHERE app_id LIKE 'replay/%'")
         return int(found[0][0])
 
-    interrupted = 0
-    for target in (2_000, 6_000, 11_000):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            wait_until(lambda target=target: stashed() >= target, doing="the replay")  # type: ignore[misc]
-            os.kill(process.pid, signal.SIGKILL)
-        interrupted += process.returncode == -signal.SIGKILL
-    assert interrupted == 3
+    with psycopg.connect(outbox.database, autocommit=True) as holder:
+        holder.execute(HOLD)
+        for target in (2_000, 6_000, 11_000):
+            holder.execute("UPDATE held SET above = %s", [target])
+            holder.execute("SELECT pg_advisory_lock(7)")
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+                wait_until(lambda: outbox.query(HELD) == [(False,)], doing="the replay")
+                os.kill(process.pid, signal.SIGKILL)
+            assert process.returncode == -signal.SIGKILL
+            assert target - 20 <= stashed() < target + 20
+            holder.execute("SELECT pg_advisory_unlock(7)")
+            wait_until(lambda: outbox.query(HELD) == [], doing="the end of the killed one's transaction")
+        holder.execute("UPDATE held SET above = NULL")
     assert stashed() < count
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wait_until(lambda: outbox.left() == 0, doing="publishing once more")

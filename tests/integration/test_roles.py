@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from uuid import uuid4
 
 import pytest
+from support.harvesting import PATIENCE
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
@@ -75,7 +76,7 @@ def are_spread(found: list[list[int]], members: list[NeliElection], partitions: 
 async def settled(members: list[NeliElection], shards: int, partitions: int) -> None:
     """Wait until the shards have been spread over the members for a second."""
     calm = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(4 * PATIENCE):
         while calm < 10:
             found = leaders(members, shards)
             calm = calm + 1 if are_spread(found, members, partitions) else 0

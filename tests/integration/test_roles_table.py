@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.older_postgres import OLDEST, RELEASES
 
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.names import OutboxName
@@ -24,6 +25,7 @@ _PARKED = (
 STATEMENTS = {
     "insert a record": f"INSERT INTO app.outbox ({_RECORD}) VALUES ({_VALUES})",
     "insert a record with a value": f"INSERT INTO app.outbox ({_RECORD}, kafka_value) VALUES ({_VALUES}, 'v')",
+    "stash by the function": "SELECT app.outbox_stash('t', 'k', 'v', '{\"h\": \"x\"}')",
     "choose a record's partition": f"INSERT INTO app.outbox ({_RECORD}, kafka_partition) VALUES ({_VALUES}, 1)",
     "choose a record's id": f"INSERT INTO app.outbox ({_RECORD}, id) VALUES ({_VALUES}, 99)",
     "choose a record's transaction": f"INSERT INTO app.outbox ({_RECORD}, transaction_id) VALUES ({_VALUES},"
@@ -78,6 +80,21 @@ STATEMENTS = {
     "read what members can't do": "SELECT * FROM app.outbox_trouble",
     "tell what a member can't do": "INSERT INTO app.outbox_trouble (member, kind, error) VALUES ('m', 'kafka', 'e')",
     "take back what a member can't do": "DELETE FROM app.outbox_trouble",
+    "read what replicators of positions see": "SELECT * FROM app.outbox_positions",
+    "tell what a replicator of positions sees": "INSERT INTO app.outbox_positions (member, report, groups)"
+    " VALUES ('m', '{}', '[]')",
+    "read the history of the last day": "SELECT * FROM app.outbox_history",
+    "note how the outbox is doing": "INSERT INTO app.outbox_history (shard, slot, noted_at, state, rate)"
+    " VALUES (0, 0, now(), 'healthy', 1)",
+    "change what was noted": "UPDATE app.outbox_history SET state = 'healthy'",
+    "delete what was noted": "DELETE FROM app.outbox_history",
+    "read the trail": "SELECT * FROM app.outbox_trail",
+    "enter a request in the trail": "INSERT INTO app.outbox_trail (action, on_behalf_of) VALUES ('pause', 'somebody')",
+    "enter a request under another role's name": ""
+    "INSERT INTO app.outbox_trail (action, asked_by) VALUES ('pause', 'x')",
+    "enter a request of another time": "INSERT INTO app.outbox_trail (action, asked_at) VALUES ('pause', now())",
+    "change the trail": "UPDATE app.outbox_trail SET on_behalf_of = 'somebody'",
+    "delete from the trail": "DELETE FROM app.outbox_trail",
     "read the list of commits": "SELECT * FROM app.outbox_commits",
     "enter a commit": "INSERT INTO app.outbox_commits (app_id, version, records, incarnation) VALUES ('a', 1, 1, 1)",
     "enter a commit for another role": ""
@@ -90,6 +107,18 @@ STATEMENTS = {
     "delete a commit": "DELETE FROM app.outbox_commits",
     "read what was adopted": "SELECT * FROM app.outbox_adopted",
     "enter an adoption": "INSERT INTO app.outbox_adopted (incarnation, differences, reason) VALUES (9, 'd', 'r')",
+    "read the clusters": "SELECT * FROM app.outbox_cluster",
+    "change a cluster's part": "UPDATE app.outbox_cluster SET part = 'owed', reason = 'why'",
+    "add a cluster": "INSERT INTO app.outbox_cluster (name, part) VALUES ('west', 'backup')",
+    "ask for a cluster": "UPDATE app.outbox_state SET attach_wanted = 'west', attach_how = 'reset'",
+    "promote a cluster": "UPDATE app.outbox_state SET promotions = promotions + 1",
+    "read what a cluster is owed": "SELECT entry FROM app.outbox_owed",
+    "read the records that a cluster is owed": "SELECT kafka_value FROM app.outbox_owed_rows",
+    "keep what a cluster is owed": "INSERT INTO app.outbox_owed (shard, batch, entry, size) VALUES (0, 1, '{}', 2)",
+    "change what a cluster is owed": "UPDATE app.outbox_owed SET entry = '{}'",
+    "forget what a cluster is owed": "DELETE FROM app.outbox_owed",
+    "ask for another number of shards": "UPDATE app.outbox_state SET shards_wanted = 2",
+    "give a shard other slots": "UPDATE app.outbox_shard SET slots = ARRAY[1]",
     "read the archive": "SELECT * FROM app.outbox_archive",
     "insert into the archive": "INSERT INTO app.outbox_archive (id, kafka_topic, create_time, kafka_header_keys, "
     " kafka_header_values,"
@@ -105,7 +134,7 @@ STATEMENTS = {
 @pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(database, autocommit=True) as connection:
-        init_outbox(connection, NAME)
+        init_outbox(connection, NAME, stash_function=True)
         with connection.transaction():
             archive = Archive(connection, NAME)
             archive.make()
@@ -128,6 +157,11 @@ def is_allowed(connection: psycopg.Connection[Any], role: str, statement: str) -
         return False
 
 
+@pytest.mark.parametrize(
+    "database_server",
+    [*(pytest.param(release, marks=pytest.mark.long) for release in RELEASES if release != OLDEST), OLDEST, "18"],
+    indirect=True,
+)
 def test_the_table_says_what_each_role_may_do(connection: psycopg.Connection[Any], database: str) -> None:
     suffix = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
     roles = {role: f"{role} {suffix}" for role in ROLES}

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from support.harvesting import PATIENCE
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
@@ -31,7 +32,7 @@ def produce(bootstrap: str, topic: str, value: bytes) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **QUIET})
     failures: list[object] = []
     producer.produce(topic, value, on_delivery=lambda error, _: failures.append(error) if error else None)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE) == 0
     assert failures == []
 
 
@@ -41,7 +42,7 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
     )
     consumer.subscribe([topic])
     try:
-        messages = [message for message in consumer.consume(count, timeout=20) if message.error() is None]
+        messages = [message for message in consumer.consume(count, timeout=PATIENCE) if message.error() is None]
     finally:
         consumer.close()
     return [value for message in messages if (value := message.value()) is not None]
@@ -49,7 +50,7 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 def create_topic(bootstrap: str, topic: str) -> None:
     client = AdminClient({"bootstrap.servers": bootstrap, **QUIET})  # held, or it would end before the answer
-    client.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+    client.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE)
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def test_kafka_makes_no_topic_unasked(kafka: EmbeddedKafka, topic_prefix: str) -
     unknown = f"{topic_prefix}unknown"
     client = Producer({"bootstrap.servers": kafka.bootstrap, **QUIET})
     for _ in range(2):  # asking for a topic is what makes it, where brokers do so
-        error = client.list_topics(unknown, timeout=20).topics[unknown].error
+        error = client.list_topics(unknown, timeout=PATIENCE).topics[unknown].error
         assert error is not None
         assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
         time.sleep(0.3)
@@ -191,7 +192,7 @@ def test_a_paused_broker_does_not_answer_until_it_is_resumed(kafka: EmbeddedKafk
             client.list_topics(timeout=1)
     finally:
         kafka.resume()
-    assert client.list_topics(timeout=20).brokers
+    assert client.list_topics(timeout=PATIENCE).brokers
 
 
 OWNER = """
@@ -231,7 +232,7 @@ def test_servers_die_with_the_process_that_started_them(owner: subprocess.Popen[
             os.kill(pids[1], signal.SIGSTOP)  # a paused server, too
         finally:
             owner.kill()
-    assert eventually(lambda: not any(alive(pid) for pid in pids), seconds=10)
+    assert eventually(lambda: not any(alive(pid) for pid in pids), seconds=PATIENCE)
 
 
 def test_servers_die_with_their_holders(owner: subprocess.Popen[str]) -> None:
@@ -241,7 +242,7 @@ def test_servers_die_with_their_holders(owner: subprocess.Popen[str]) -> None:
         try:
             os.kill(postgres_holder, signal.SIGKILL)
             os.kill(kafka_holder, signal.SIGKILL)
-            assert eventually(lambda: not any(alive(pid) for pid in servers), seconds=10)
+            assert eventually(lambda: not any(alive(pid) for pid in servers), seconds=PATIENCE)
         finally:
             owner.kill()
 
@@ -270,12 +271,12 @@ def test_a_server_that_is_never_ready_is_killed(tmp_path: Path) -> None:
 
 def test_a_server_that_ignores_its_signal_is_killed(tmp_path: Path) -> None:
     process = ServerProcess(
-        ["sh", "-c", "trap '' TERM; while true; do sleep 0.1; done"],
+        ["sh", "-c", "trap '' TERM; echo deaf; while true; do sleep 0.1; done"],
         name="Deaf",
         log=tmp_path / "log",
         abandon_signal=signal.SIGTERM,
     )
-    time.sleep(0.3)
+    assert eventually(lambda: "deaf" in (tmp_path / "log").read_text(), seconds=PATIENCE)
     with pytest.raises(ServerError, match="did not stop within"):
         process.stop(signal.SIGTERM, timeout=0.5)
     assert not alive(process.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -113,6 +114,7 @@ BAD: list[tuple[OutboxRecord, str, str]] = [
     (OutboxRecord("a b", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("..", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("__consumer_offsets", "k", "v"), "topic", "Kafka keeps its own state"),
+    (OutboxRecord(f"airflow-outbox.{uuid.uuid4()}.ledger", "k", "v"), "topic", "an outbox's own topic"),
     (OutboxRecord("täg", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("t\n", "k", "v"), "topic", "not a legal name"),
     (OutboxRecord("", "k", "v"), "topic", "must be the name of a topic"),

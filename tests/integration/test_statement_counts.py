@@ -1,4 +1,4 @@
-"""What a batch costs in calls to Postgres and Kafka, and what waiting costs: counts, which no busy machine changes.
+"""The calls to Postgres and Kafka that a batch costs, and that waiting costs: counts, which no busy machine changes.
 
 Postgres' own log is what is counted there, by the harvester's backends. A batch needs one read that returns rows and
 one purge; all else is background, and bounded by the second.
@@ -18,11 +18,12 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from support import counting
-from support.harvesting import PARTITIONS, Outbox, Process, make_outbox, wait_until
+from support.harvesting import CALM, PARTITIONS, PATIENCE, Outbox, Process, make_outbox, wait_until
 from support.statement_log import Statement, StatementLog
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.values.records import Snapshot
 
 FIRST, BATCH = 2_500, 5_000  # the first batch is half as large, for its page is
 BATCHES = 13
@@ -40,8 +41,17 @@ INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_head
 SELECT now(), %s, 'k' || number %% 10, number, '{}', '{}' FROM generate_series(1, %s) AS number
 """
 BACKENDS = """
-SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'airflow-outbox %'
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'airflow-outbox %'
+      AND application_name NOT IN ('airflow-outbox observe', 'airflow-outbox history')
 """
+BY_THE_CLOCK = """
+SELECT application_name, pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name IN ('airflow-outbox observe', 'airflow-outbox history')
+"""
+LOOK_SECONDS, NOTE_SECONDS = 5.0, 10.0
+MOST_A_LOOK = 12
+"""Statements of a look at the outbox as a whole; the first one asks where its table is, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,10 @@ class Harvested:
     counted: dict[str, Any]
     """Calls to Kafka's producer until the last commit, and delivery reports."""
 
+    def snapshot(self) -> Snapshot:
+        ((text,),) = self.outbox.query("SELECT pg_current_snapshot()::text")
+        return Snapshot.parse(text)
+
     @property
     def seconds(self) -> float:
         return (self.statements[-1].began - self.statements[0].began).total_seconds()
@@ -65,7 +79,7 @@ class Harvested:
 def harvested(
     database: str, postgres: EmbeddedPostgres, kafka: EmbeddedKafka, topic_prefix: str
 ) -> Iterator[Harvested]:
-    limits = {"limits": {"batch_records": BATCH}}
+    limits = {"limits": {"batch_records": BATCH, **CALM}}
     outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", **limits)
     with psycopg.connect(database) as connection:
         connection.execute(BACKLOG, (outbox.topic, ROWS))
@@ -98,14 +112,18 @@ def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
     assert reads == [FIRST + 1] + [BATCH + 1] * (BATCHES - 1)
     names = Counter(statement.name for statement in harvested.statements)
     assert names["purge_published"] == BATCHES
-    # Nothing else comes with a batch, and what comes by the second is known. Once, the log is brought to disk: the
-    # first look at the rows has written hints into it. The connection that looks is set up when it is needed first.
-    by_the_second, once = {"heartbeat", "holds_fence"}, {"flushed", "flush", "begin_session", "backend_pid"}
-    assert names.keys() <= {"read_window", "read_on", "purge_published"} | by_the_second | once, names
+    # Nothing else comes with a batch, and what comes by the second is known. Once, or on a busy machine now and then,
+    # the log is brought to disk: the first look at rows has written hints into it. The connection that looks is set up
+    # when it is needed first.
+    by_the_second, rare = {"heartbeat", "holds_fence"}, {"flushed", "flush"}
+    once = {"begin_session", "backend_pid", "notice_hang_ups"}
+    assert names.keys() <= {"read_window", "read_on", "look", "purge_published"} | by_the_second | rare | once, names
     assert all(names[name] <= 1 for name in once), names
+    assert all(names[name] <= BATCHES // 4 for name in rare), names
     background = len(harvested.statements) - 2 * BATCHES
     assert background <= MOST_A_SECOND * harvested.seconds + SOON_LOOKS, names
     assert names["heartbeat"] <= harvested.seconds + 1
+    assert not any("get_byte" in statement.text for statement in harvested.statements), "one shard reckons no slot"
 
 
 def test_a_batch_is_one_commit_and_few_delivery_reports(harvested: Harvested) -> None:
@@ -122,12 +140,46 @@ def test_a_batch_is_one_commit_and_few_delivery_reports(harvested: Harvested) ->
 
 def test_waiting_costs_a_bounded_number_of_statements(harvested: Harvested) -> None:
     time.sleep(1)
-    start = harvested.log.end
+    before = harvested.snapshot()
+    start, began = harvested.log.end, time.monotonic()
     time.sleep(IDLE_SECONDS)
-    found = harvested.log.statements(harvested.backends, since=start, until=harvested.log.end)
+    wait_until(lambda: len(harvested.log.statements(harvested.backends, since=start)) > IDLE_SECONDS, doing="looks")
+    end, seconds = harvested.log.end, time.monotonic() - began
+    found = harvested.log.statements(harvested.backends, since=start, until=end)
     names = Counter(statement.name for statement in found)
-    assert names.keys() == {"read_window", "heartbeat", "holds_fence"}
-    assert IDLE_SECONDS * 5 < len(found) <= IDLE_SECONDS * MOST_A_SECOND, names
+    assert names.keys() <= {"look", "read_window", "heartbeat", "holds_fence"}
+    # Nothing is read that can't have changed. Each transaction of the server, as other tests have them, begins and
+    # ends.
+    changes = len(before.in_progress) + 2 * (harvested.snapshot().xmax - before.xmax)
+    assert names["read_window"] <= changes
+    assert names["read_window"] <= names["look"] + 1  # one may have looked before
+    assert len(found) <= seconds * MOST_A_SECOND, names
+
+
+def test_looks_at_the_whole_and_notes_come_by_the_clock_on_connections_of_their_own(
+    harvested: Harvested,
+) -> None:
+    wait_until(lambda: len(harvested.outbox.query(BY_THE_CLOCK)) == 2)
+    backends = dict(harvested.outbox.query(BY_THE_CLOCK))
+    time.sleep(0.5)  # they are set up
+    start, began = harvested.log.end, time.monotonic()
+    time.sleep(2 * LOOK_SECONDS + 1)
+
+    def looks(until: int | None) -> int:
+        backend = backends["airflow-outbox observe"]
+        return len(harvested.log.statements([backend], since=start, until=until))
+
+    wait_until(lambda: looks(None) >= MOST_A_LOOK // 2, doing="looks")
+    end, seconds = harvested.log.end, time.monotonic() - began
+    assert looks(end) <= MOST_A_LOOK * (seconds / LOOK_SECONDS + 1)
+
+    def notes(until: int | None) -> list[str | None]:
+        found = harvested.log.statements([backends["airflow-outbox history"]], since=start, until=until)
+        return [statement.name for statement in found]
+
+    assert len(notes(end)) <= seconds / NOTE_SECONDS + 1
+    wait_until(lambda: notes(None))
+    assert set(notes(None)) == {"note"}
 
 
 def ends_of_transactions(outbox: Outbox) -> Iterator[int]:
@@ -136,7 +188,7 @@ def ends_of_transactions(outbox: Outbox) -> Iterator[int]:
     consumer = Consumer({"bootstrap.servers": outbox.bootstrap, "group.id": "unused"})
     try:
         for number in range(PARTITIONS):
-            _, end = consumer.get_watermark_offsets(TopicPartition(outbox.topic, number), timeout=10)
+            _, end = consumer.get_watermark_offsets(TopicPartition(outbox.topic, number), timeout=PATIENCE)
             yield end - records[number]
     finally:
         consumer.close()

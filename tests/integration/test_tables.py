@@ -59,7 +59,8 @@ def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psy
     old, new = OutboxName.parse("old.outbox"), OutboxName.parse("new.outbox")
     assert init_outbox(connection, old) == [f"migrated {old} from schema version 0 to {SCHEMA_VERSION}"]
     init_outbox(connection, new)
-    for suffix in ("state", "shard", "ledger", "commits", "published", "trouble"):
+    tables = ("state", "shard", "ledger", "cluster", "owed", "owed_rows")
+    for suffix in (*tables, "commits", "published", "trouble", "history", "trail"):
         assert table_shape(connection, old.text(suffix)) == table_shape(connection, new.text(suffix))
     definitions = [
         connection.execute(f"SELECT pg_get_viewdef('{schema}.outbox_published')".encode()).fetchall()[0][0]
@@ -298,7 +299,7 @@ def test_a_missing_privilege_is_named_with_its_remedy(
     connection: psycopg.Connection[Any], roles: dict[str, str]
 ) -> None:
     with acting_as(connection, roles["stash"]), pytest.raises(PostgresError, match="airflow-outbox grant"):
-        OutboxTable(connection, OutboxName.parse("app.outbox")).holds_marks()
+        OutboxTable(connection, OutboxName.parse("app.outbox")).marks.holds_marks()
 
 
 def test_a_trigger_that_names_no_schema_is_named_with_its_remedy(database: str) -> None:

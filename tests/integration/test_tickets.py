@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import yaml
-from support.harvesting import COMMAND, Outbox, Process, wait_until
+from support.harvesting import COMMAND, PATIENCE, Outbox, Process, wait_until
 from support.leading import logged_in
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
@@ -27,7 +28,9 @@ from airflow_outbox.errors import (
     RolledBackError,
     TicketRefusedError,
 )
+from airflow_outbox.postgres.cluster_rows import add_clusters
 from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.membership import write_membership
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import ROLES, init_outbox
 from airflow_outbox.postgres.table import OutboxTable
@@ -66,7 +69,7 @@ def snapshot(connection: psycopg.Connection[Any]) -> Snapshot:
 
 
 def publish(database: str, connection: psycopg.Connection[Any]) -> None:
-    """What a leader does that has published all that is visible."""
+    """Act as a leader that has published all that is visible."""
     with leading(database) as table:
         flushed = Flushed(snapshot(connection), 7, {"t": 3})
         table.heartbeat(view_of(connection), published=3, in_flight=0, rate=0, flushed=flushed)
@@ -75,6 +78,13 @@ def publish(database: str, connection: psycopg.Connection[Any]) -> None:
 def stashed(connection: psycopg.Connection[Any]) -> Ticket:
     with connection.transaction():
         return stash(connection, RECORDS)
+
+
+def recipes() -> list[str]:
+    """The SQL on the page about tickets."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "published.md").read_text("utf-8")
+    found: list[str] = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return found
 
 
 def test_published_means_committed_and_seen_by_the_watermark(
@@ -159,10 +169,33 @@ def test_what_postgres_has_forgotten_is_said_to_be_forgotten(connection: psycopg
         published(connection, Ticket(ticket.outbox_id, 1, 3))
 
 
-def test_a_ticket_of_the_future_is_none_that_has_ended(connection: psycopg.Connection[Any]) -> None:
+def test_a_ticket_of_the_future_is_refused(connection: psycopg.Connection[Any]) -> None:
     ticket = stashed(connection)
     ahead = Ticket(ticket.outbox_id, 1, ticket.transaction_id + 10**6)
-    assert ticket_status(connection, ahead).state is TicketState.OPEN
+    for ask in (ticket_status, published):
+        with pytest.raises(TicketRefusedError, match="has not begun"):
+            ask(connection, ahead)
+
+
+def test_a_ticket_says_on_which_clusters_all_of_it_is(database: str, connection: psycopg.Connection[Any]) -> None:
+    early = stashed(connection)
+    publish(database, connection)
+    assert ticket_status(connection, early).clusters == ("primary",)
+    add_clusters(connection, NAME, ["west"])
+    write_membership(connection, NAME, {"west": "backup"}, lacking=["west"])
+    late = stashed(connection)
+    publish(database, connection)
+    with logged_in(database, connection, "stash") as login, closing(psycopg.connect(login)) as asking:
+        told = ticket_status(asking, late)
+        assert told.clusters == ("primary", "west")
+        assert str(told) == f"all of transaction {late.transaction_id} is published on clusters primary and west"
+        assert ticket_status(asking, early).clusters == ("primary",), "west began to count after it"
+        _, where = recipes()
+        for ticket, clusters in ((late, {"primary", "west"}), (early, {"primary"})):
+            found = asking.execute(where.replace("84217", str(ticket.transaction_id)).encode()).fetchall()
+            assert {cluster for (cluster,) in found} == clusters
+    write_membership(connection, NAME, {"west": "owed"})
+    assert ticket_status(connection, late).clusters == ("primary",)
 
 
 def test_harvested_at_least_once_nobody_knows(database: str, connection: psycopg.Connection[Any]) -> None:
@@ -191,10 +224,18 @@ def test_who_may_nothing_is_told_what_is_needed(database: str, connection: psyco
         published(asking, ticket)
 
 
+class Hurried(psycopg.Cursor[Any]):
+    """Gives up the count soon, and nothing else."""
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        if isinstance(query, psycopg.sql.Composed) and "AS counted" in query.as_string(self):
+            super().execute("SET LOCAL statement_timeout = 300")
+        return super().execute(query, params, **options)
+
+
 def test_a_count_that_takes_too_long_is_done_without(database: str, connection: psycopg.Connection[Any]) -> None:
     ticket = stashed(connection)
-    with closing(psycopg.connect(database)) as asking, connection.transaction():
-        asking.execute("SET statement_timeout = 300")
+    with closing(psycopg.connect(database, cursor_factory=Hurried)) as asking, connection.transaction():
         connection.execute("LOCK outbox")
         status = ticket_status(asking, ticket)
         assert (status.state, status.left) == (TicketState.WAITING, None)
@@ -202,8 +243,7 @@ def test_a_count_that_takes_too_long_is_done_without(database: str, connection: 
 
 
 def test_the_sql_on_the_page_tells(database: str, connection: psycopg.Connection[Any]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "published.md").read_text("utf-8")
-    [recipe] = re.findall(r"^```sql\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    recipe, _ = recipes()
 
     def says(ticket: Ticket) -> bool:
         with logged_in(database, connection, "stash") as source, psycopg.connect(source) as asking:
@@ -259,7 +299,10 @@ def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, sta
         for _ in range(2):
             process = start(child=True)
             process.wait_for("view")
-            for _ in range(15):
+            turns, enough, deadline = 0, claimed + 6, time.monotonic() + PATIENCE
+            while turns < 15 or claimed < enough:
+                assert time.monotonic() < deadline, f"{claimed} of {len(tickets)} transactions are claimed"
+                turns += 1
                 with connection.transaction():
                     turn = len(tickets)
                     records = [OutboxRecord(outbox.topic, f"k{n}", str(5 * turn + n)) for n in range(5)]
@@ -271,7 +314,6 @@ def test_no_announcement_claims_what_a_consumer_can_not_read(outbox: Outbox, sta
                     claimed = news
                     assert len(outbox.published()) >= 5 * claimed
             process.end()
-        assert claimed > 10
         start(child=True)
         wait_until(lambda: all(published(connection, ticket) for ticket in tickets))
         assert sorted(number for _, number in outbox.published()) == list(range(5 * len(tickets)))
@@ -308,7 +350,14 @@ def test_the_command_tells(outbox: Outbox, start: Callable[[], Process], tmp_pat
         "parked": 0,
         "discarded": 0,
         "reasons": [],
+        "published_on": ["primary"],
+        "clusters": {"primary": "primary"},
     }
+    whole = f"all of transaction {ticket.transaction_id} is published"
+    assert ask(ticket).stdout.strip() == whole
+    with psycopg.connect(outbox.database) as connection:
+        add_clusters(connection, OutboxName.parse("outbox"), ["west"])  # which lacks what was published before
+    assert ask(ticket).stdout.startswith(f"{whole} on cluster primary. Cluster west does not count since ")
     refused = ask("nonsense")
     assert (refused.returncode, "not a ticket" in refused.stderr) == (1, True)
 

@@ -1,4 +1,4 @@
-"""What is known of topics beforehand, held against a real broker."""
+"""The cache of topics, held against a real broker."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigEntry,
     ConfigResource,
     NewPartitions,
-    NewTopic,
     ResourceType,
 )
-from support.harvesting import wait_until
+from support.harvesting import PATIENCE, make_topic, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.kafka import topic_cache
@@ -41,7 +40,7 @@ class Topic:
         self.name = name
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         self.admin = AdminClient(self.kafka)
-        self.admin.create_topics([NewTopic(name, 1, 1, config={"max.message.bytes": str(LIMIT)})])[name].result()
+        make_topic(self.kafka, name, partitions=1, config={"max.message.bytes": str(LIMIT)})
 
     def record(self, value: str | bytes = "v", *, key: str = "k", partition: int | None = None) -> MarkedRecord:
         return MarkedRecord(1, self.name, key, value, ["h", "i"], ["1", "2"], partition)
@@ -69,7 +68,7 @@ class Topic:
             headers=headers,  # type: ignore[arg-type]
             on_delivery=lambda error, _: found.append(error),
         )
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE) == 0
         assert found[0] is None or found[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
         return found[0] is None
 
@@ -82,6 +81,18 @@ def cause(book: TopicCache, record: MarkedRecord, *, again: bool = False) -> Cau
 @pytest.fixture
 def topic(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Topic]:
     return Topic(kafka, topic_prefix + "small")
+
+
+def test_what_passes_on_another_cluster_passes_where_its_topics_are_known_and_plain(topic: Topic) -> None:
+    book = TopicCache(topic.kafka)
+    limit = 7 * book._client_limit // 8
+    assert not book.passes_too({topic.name}, largest=1)
+    assert not book.examine([topic.record()], again=False)
+    assert book.passes_too({topic.name}, largest=limit)
+    assert not book.passes_too({topic.name}, largest=limit + 1)
+    assert not book.passes_too({topic.name, "another"}, largest=1)
+    book.doubt(topic.name)
+    assert not book.passes_too({topic.name}, largest=1)
 
 
 def test_uncompressed_records_are_refused_from_the_byte_on_from_which_the_broker_refuses_them(topic: Topic) -> None:
@@ -123,6 +134,20 @@ def test_the_clients_own_limit_holds_for_what_is_not_compressed_yet(topic: Topic
     assert not book.passes([small, large])
 
 
+def test_records_with_odd_headers_do_not_pass(topic: Topic) -> None:
+    book = TopicCache(topic.kafka)
+    assert cause(book, topic.record()) is None
+
+    def row(names: Any, values: Any) -> Any:
+        return 1, topic.name, "k", "x", names, values, None, 10, None
+
+    good, none = row(["a"], ["b"]), row([], [])
+    assert book.passes([good, row(["a"], ["b"]), none, good, row(["a", "a"], ["b", "c"])])
+    odd = [(None, None), (["a"], ["b", "c"]), ([None], ["b"]), (["a"], [None]), ([b"a"], ["b"]), (["a"], [["b"]])]
+    for bad in odd:
+        assert not any(book.passes(rows) for rows in ([good, good, row(*bad)], [row(*bad), good], [none, row(*bad)]))
+
+
 def test_another_try_finds_partitions_that_were_added(topic: Topic) -> None:
     book, record = TopicCache(topic.kafka), topic.record(partition=1)
     assert cause(book, record) is Cause.PARTITION
@@ -140,6 +165,16 @@ def test_a_limit_is_forgotten_after_a_while(topic: Topic, monkeypatch: pytest.Mo
     monkeypatch.setattr(topic_cache, "time", SimpleNamespace(monotonic=lambda: next(later)))
     wait_until(lambda: cause(book, record) is None)
     assert book.smallest_max_bytes == 3 * LIMIT
+
+
+def test_only_a_heartbeat_that_was_sent_since_tells_that_the_clock_is_right(topic: Topic) -> None:
+    """The clock may be set after a heartbeat was sent, and before it is known that Kafka took it."""
+    book, sent_before = topic.book(), time.monotonic()
+    book.found_untimely(topic.name)
+    book.heartbeat_was_taken(sent_before)
+    assert cause(book, topic.record()) is None
+    book.heartbeat_was_taken(time.monotonic())
+    assert cause(book, topic.record()) is Cause.CLOCK
 
 
 @pytest.mark.parametrize("name", ["ledger", "no name", "x" * 1_000_000])

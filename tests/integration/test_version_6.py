@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from support.harvesting import PATIENCE, wait_until
 from support.homes import HOMES, homes, row
 from support.leading import NAME
 
@@ -25,7 +25,16 @@ from airflow_outbox.values.fence import Flushed, LedgerPosition
 from airflow_outbox.values.records import Snapshot
 
 VERSION_6 = (Path(__file__).parents[1] / "support/version_6.sql").read_text("utf-8")
-NEW = (*HOMES, "outbox_trouble")
+NEW = (
+    *HOMES,
+    "outbox_cluster",
+    "outbox_owed",
+    "outbox_owed_rows",
+    "outbox_trouble",
+    "outbox_positions",
+    "outbox_history",
+    "outbox_trail",
+)
 WITNESS = LedgerPosition("topic", 7, 40, 99)
 FACTS_OF_VERSION_6 = """
 UPDATE outbox_leader
@@ -109,7 +118,7 @@ def version_6(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 
 
 def privileges(connection: psycopg.Connection[Any], role: str) -> set[tuple[str, str, str]]:
-    """What a role may do with the columns of the tables that have come since."""
+    """A role's rights to the columns of the tables that have been added since."""
     rows = connection.execute(
         "SELECT attrelid::regclass::text, attname, privilege FROM pg_attribute"
         " CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS privilege"
@@ -127,6 +136,13 @@ def test_the_facts_of_version_6_are_in_their_homes(version_6: psycopg.Connection
     assert after.pop("schema_version") == SCHEMA_VERSION > before.pop("schema_version")
     assert (after.pop("is_only"), after.pop("cluster")) == (True, "primary")
     assert (after.pop("paused_at"), after.pop("published_at")) == (None, None)
+    assert (after.pop("layout"), after.pop("shards"), after.pop("slots")) == (1, 1, None)
+    new = ("shards_wanted", "shards_wanted_at", "slots_view", "lagging_after", "stalled_after", "silence")
+    new += ("attach_wanted", "attach_how", "skipped")
+    assert after.pop("attach_closing") is False
+    clusters = ("membership", "promotions", "primary_cluster", "begun_primary")
+    assert [after.pop(name) for name in clusters] == [1, 0, "primary", "primary"]
+    assert {after.pop(name) for name in new} == {None}
     assert after == before
     state = row(version_6, "SELECT outbox_id, incarnation, secret, paused FROM outbox_state")
     assert state == {key: before[key] for key in ("outbox_id", "incarnation", "secret", "paused")}
@@ -150,7 +166,7 @@ def test_an_outbox_of_version_6_works_on(version_6: psycopg.Connection[Any], dat
         assert fence.flushed.watermark == Snapshot.parse(before["watermark"])
         table.begin(view, delivery="exactly_once", witness=fence.witness)
         snapshot = Snapshot.parse(row(version_6, "SELECT pg_current_snapshot()::text AS now")["now"])
-        table.purge_published(view, [1], snapshot, watermark=snapshot)
+        table.windows.purge_published(view, [1], snapshot, watermark=snapshot)
         table.heartbeat(view, published=1, in_flight=0, rate=0, flushed=Flushed(snapshot, 8, {}))
     assert published(version_6, ticket)
 
@@ -214,6 +230,8 @@ def test_the_new_tables_belong_to_the_owner_of_the_old_one(version_6: psycopg.Co
         init_outbox(version_6, NAME)
         owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE oid = ANY(%s::regclass[]::oid[])"
         assert version_6.execute(owners, [list(NEW)]).fetchall() == [(owner,)]
+        function = "SELECT pg_get_userbyid(proowner) FROM pg_proc WHERE proname = 'outbox_pruned'"
+        assert version_6.execute(function.encode()).fetchall() == [(owner,)]
         assert len(version_6.execute("SELECT * FROM outbox_published").fetchall()) == 1
     finally:
         version_6.execute(f"DROP OWNED BY {owner} CASCADE; DROP ROLE {owner}".encode())
@@ -239,14 +257,15 @@ def test_a_release_that_knows_version_6_fails(
 
 
 def test_an_old_leader_is_waited_for(version_6: psycopg.Connection[Any], database: str) -> None:
-    """What it is about to write gets into the new home, too."""
+    """A value that it is about to write gets into the new home, too."""
     with psycopg.connect(database) as old:
         old.execute("UPDATE outbox_leader SET halted = 'restored', witnessed_batch = 8")
         migrating = threading.Thread(target=init_outbox, args=(version_6, NAME))
         migrating.start()
-        time.sleep(0.5)
-        assert migrating.is_alive()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s"
+        wait_until(lambda: old.execute(waits, [version_6.info.backend_pid]).fetchone() == (1,))
         old.commit()
-        migrating.join(10)
+        migrating.join(PATIENCE)
+        assert not migrating.is_alive()
     found = homes(version_6)
     assert (found["halted"], found["witnessed_batch"]) == ("restored", 8)

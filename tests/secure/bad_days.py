@@ -1,4 +1,4 @@
-"""What goes wrong on a bad day, what has to be said of it, and how it is mended."""
+"""Troubles of a bad day: how each is made, the words that it must be told in, and how it is mended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class BadDay:
-    """What goes wrong, with records that wait; what must be said of it; and how it is mended.
+    """A trouble, with records that wait; the words that it must be told in; and how it is mended.
 
     `parked` is how many records are still parked when all is mended: what is wrong with them is another matter.
     """
@@ -224,7 +224,18 @@ BAD_DAYS = {
     "not allowed to use the transactional id": permission(5),
     "not allowed to publish": permission(7),
 }
-# Who leads and isn't heard steps down after the heartbeat timeout, and so may have harvested all.
+# Days of the long form only: others are like them, and each has a harvester of its own, which costs 5 s of a processor.
+LIKE_OTHERS = {
+    "may not select",
+    "may not mark",
+    "may not look at the fence",
+    "may not enter the schema",
+    "the fence is gone",
+    "a header is missing",
+    "not allowed to read heartbeats",
+    "not allowed to write the ledger",
+}
+# A leader that isn't heard steps down after the heartbeat timeout, and so may have harvested all.
 MAY_BE_DONE = {
     "not allowed in the group",
     "the table is gone",

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -28,6 +29,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.harvesting import PATIENCE, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
@@ -38,7 +40,7 @@ _REAUTHENTICATION_MS = 3_600_000  # so that a session lasts for as long as its t
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """Something that a user is allowed to do."""
+    """Something that a user is allowed to do. A star at a name's end means all names that begin so."""
 
     resource: str
     name: str
@@ -50,10 +52,12 @@ class Acl:
         return self.resource.lower().replace("_", "-")
 
     def binding(self, user: str) -> AclBinding:
+        beginning = self.name.removesuffix("*")
+        is_prefix = beginning not in ("", self.name)
         return AclBinding(
             ResourceType[self.resource],
-            self.name,
-            ResourcePatternType.LITERAL,
+            beginning if is_prefix else self.name,
+            ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL,
             f"User:{user}",
             "*",
             AclOperation[self.operation],
@@ -141,12 +145,16 @@ class SecureKafka:
         credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         change = UserScramCredentialUpsertion(user, credential, password.encode())
         self.administrator.alter_user_scram_credentials([change])[user].result()
+        wait_until(lambda: self._knows(user))
 
     def allow(self, user: str, acls: Iterable[Acl]) -> None:
-        for future in self.administrator.create_acls([acl.binding(user) for acl in acls]).values():
+        allowed = [acl.binding(user) for acl in acls]
+        for future in self.administrator.create_acls(allowed).values():
             future.result()
+        wait_until(lambda: self._in_force(user) >= set(map(_permission, allowed)))  # the broker hears of it later
 
     def forbid(self, user: str, acls: Iterable[Acl]) -> None:
+        forbidden = [acl.binding(user) for acl in acls]
         filters = [
             AclBindingFilter(
                 binding.restype,
@@ -157,10 +165,11 @@ class SecureKafka:
                 binding.operation,
                 binding.permission_type,
             )
-            for binding in (acl.binding(user) for acl in acls)
+            for binding in forbidden
         ]
         for future in self.administrator.delete_acls(filters).values():
             assert len(future.result()) == 1
+        wait_until(lambda: self._in_force(user).isdisjoint(map(_permission, forbidden)))
 
     @contextlib.contextmanager
     def without(self, user: str, acl: Acl) -> Iterator[None]:
@@ -174,6 +183,32 @@ class SecureKafka:
     def make_topic(self, topic: str, *, partitions: int = 1, config: dict[str, Any] | None = None) -> None:
         new = NewTopic(topic, partitions, 1, config=config or {})
         self.administrator.create_topics([new])[topic].result()
+        wait_until(lambda: topic in self.administrator.list_topics(timeout=PATIENCE).topics)
+
+    def _knows(self, user: str) -> bool:
+        """Whether the broker, and not only its controller, knows a user's password."""
+        try:
+            self.administrator.describe_user_scram_credentials([user])[user].result()
+        except KafkaException:
+            return False
+        return True
+
+    def _in_force(self, user: str) -> set[tuple[Any, ...]]:
+        """What the broker allows a user."""
+        every = AclBindingFilter(
+            ResourceType.ANY,
+            None,
+            ResourcePatternType.ANY,
+            f"User:{user}",
+            None,
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        return set(map(_permission, self.administrator.describe_acls(every).result()))
+
+
+def _permission(binding: AclBinding) -> tuple[Any, ...]:
+    return binding.restype, binding.name, binding.resource_pattern_type, binding.operation
 
 
 def write_certificates(authority: Path, server: Path) -> None:

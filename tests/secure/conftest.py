@@ -1,10 +1,10 @@
-"""The secure broker of the session, and outboxes whose harvester has a user of its own there."""
+"""The secure broker of this folder, and outboxes whose harvester has a user of its own there."""
 
 from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,12 @@ class SecureOutbox(Outbox):
             init_outbox(connection, OutboxName.parse("outbox"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def secure(server_folder: Path, kafka_classpath: str) -> Iterator[SecureKafka]:
-    """The session's secure broker, shared: don't stop it."""
-    with SecureKafka(server_folder / "secure", classpath=kafka_classpath) as kafka:
+    """The folder's secure broker, shared: don't stop it."""
+    with SecureKafka(server_folder / f"secure-{uuid.uuid4().hex[:8]}", classpath=kafka_classpath) as kafka:
         yield kafka
+        kafka.server.kill()  # nobody needs what it has
 
 
 @pytest.fixture
@@ -87,20 +88,30 @@ def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[Mak
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a harvester of an outbox, in any thread: as the command, or as the child. Its stderr goes to a file."""
+    """Start a harvester of an outbox, in any thread: as the command, or as the child; `program` is another one in its
+    place. Its stderr goes to a file.
+    """
     started: list[Process] = []
     numbers = itertools.count()
 
-    def start(outbox: Outbox, *, child: bool = False, until: str = "forever", **more: Any) -> Process:
+    def start(
+        outbox: Outbox,
+        *,
+        child: bool = False,
+        until: str = "forever",
+        program: Sequence[str] | None = None,
+        **more: Any,
+    ) -> Process:
         number = next(numbers)
         log = tmp_path / f"harvester-{number}.log"
         if child:
             first_line = {"config": outbox.settings, "until": until, **more}
-            process = Process(CHILD, first_line=first_line, log=log)
+            process = Process(list(program or CHILD), first_line=first_line, log=log)
         else:
             file = tmp_path / f"outbox-{number}.yaml"
             file.write_text(yaml.safe_dump(outbox.settings))
-            process = Process([*COMMAND, "harvest", "-f", str(file), "--until", until], log=log, **more)
+            arguments = ["harvest", "-f", str(file), "--until", until]
+            process = Process([*(program or COMMAND), *arguments], log=log, **more)
         started.append(process)
         return process
 

@@ -1,14 +1,15 @@
-"""Who reads the ledger or the topics belongs to no group, and needs no permission for one, however long it reads."""
+"""A reader of the ledger or the topics belongs to no group, and needs no permission for one, however long it reads."""
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from confluent_kafka import Producer
 from secure.broker import Acl
 from secure.conftest import MakeOutbox
+from support.harvesting import PATIENCE
 
 from airflow_outbox.audit.topics import Span, arrived
 from airflow_outbox.harvest.config import HarvestConfig
@@ -23,18 +24,18 @@ def test_the_ledger_while_a_transaction_is_open_in_it(make_outbox: MakeOutbox) -
     outbox = make_outbox()
     config = HarvestConfig.validated(outbox.settings, source="test")
     topic = outbox.settings["ledger_topic"]
-    names = KafkaNames(outbox.leader_topic, outbox.user, topic, outbox.user)
+    names = KafkaNames(outbox.leader_topic, outbox.user, topic, outbox.user, "unused", "unused")
     other = Producer({"bootstrap.servers": outbox.bootstrap, "transactional.id": f"{outbox.user}.other"})
-    other.init_transactions(10)
+    other.init_transactions(PATIENCE)
     other.begin_transaction()
     other.produce(topic, key="batch/1", value="{}", partition=0)
-    assert other.flush(10) == 0
-    ending = threading.Timer(LONG, other.abort_transaction)
-    ending.start()
-    begun = time.monotonic()
-    ledger = LedgerReader(config, names, shard=0).read(0)
-    assert time.monotonic() - begun > LONG / 2, "the transaction was not waited for"
-    ending.join()
+    assert other.flush(PATIENCE) == 0
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(LedgerReader(config, names, shard=0).read, 0)
+        done, _ = wait([reading], timeout=LONG)
+        assert not done, "the transaction was not waited for"
+        other.abort_transaction()
+        ledger = reading.result(PATIENCE)
     assert ledger == replace(ledger, end=1)
 
 
@@ -44,7 +45,7 @@ def test_a_topic_that_takes_long(make_outbox: MakeOutbox) -> None:
     producer = Producer({"bootstrap.servers": outbox.bootstrap})
     for number in range(RECORDS):
         producer.produce(outbox.topic, key="k", value=str(number), partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE) == 0
     kafka = HarvestConfig.validated(outbox.settings, source="test").kafka
     records = arrived(kafka, [Span(0, outbox.topic, 0, 0, RECORDS, RECORDS)], ignored_headers=())
     next(records)

@@ -1,4 +1,4 @@
-"""What `airflow-outbox adopt` does, in the simulated world: its decisions are the real ones."""
+"""`airflow-outbox adopt` in the simulated world: its decisions are the real ones."""
 
 from __future__ import annotations
 

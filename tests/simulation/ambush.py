@@ -1,7 +1,7 @@
 """Ambushes: something happens to a member, or to Postgres, at an exact moment of a member's work.
 
-A moment is a question that a member asks a server, when it leaves the member, or when the server answers. What is under
-way at that moment may be held up besides.
+A moment is a question that a member asks a server, when it leaves the member, or when the server answers. A message
+under way at that moment may be held up besides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulation.world import Member, World
 
 
 class Strike(StrEnum):
-    """What befalls a member: it is stopped and continued, or killed, or cut off; or what is under way is lost; or
+    """A mishap of a member: it is stopped and continued, or killed, or cut off; or what is under way is lost; or
     Postgres crashes.
     """
 
@@ -55,6 +55,12 @@ WORK = {
     Strike.CRASH: _moments("publish", "commit", "end", "purge_published"),
 }
 """When to strike, in which way."""
+BETWEEN_CLUSTERS = {
+    strike: _moments("commit", "end", "note_producers", "committed_rows", "publish")
+    for strike in (Strike.STOP, Strike.KILL, Strike.CUT)
+}
+"""When a leader may have done something on one cluster and not on another."""
+RESHARDING = _moments("write_layout")
 SUCCESSION = _moments("take_over", "fence", "ledger", "begin", "read", "publish", "heartbeat")
 """When to let a stopped member go on: what its successor asks."""
 
@@ -65,8 +71,8 @@ _BESIDES_TAKES = 0.3  # seconds
 class Ambush:
     """Waits for a moment and strikes, once.
 
-    What is under way is held up for `delay` seconds. A member that is stopped or cut off goes on when another member
-    has come to `until`, or after `longest` seconds.
+    A message under way is held up for `delay` seconds. A member that is stopped or cut off goes on when another member
+    has reached `until`, or after `longest` seconds.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class Applications:
             transaction.commit()
 
     async def flush_now_and_then(self) -> None:
-        """What Postgres' WAL writer does, for commits that nobody waits for."""
+        """Postgres' WAL writer, for commits that nobody waits for."""
         while True:
             await asyncio.sleep(_FLUSH_INTERVAL * self._random.random())
             self._database.flush()

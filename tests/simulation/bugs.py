@@ -5,27 +5,31 @@ would prove nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from simulation import (
     planted,
     planted_fencing,
     planted_histories,
     planted_ports,
+    planted_shards,
     planted_tracking,
     planted_waiting,
     waiting,
+    world,
 )
+from simulation.bug import Bug
+from simulation.cluster_bugs import CLUSTER_BUGS
+from simulation.database_state import FenceRow
 from simulation.postgres import Database
+from simulation.sharded import SHARDS
 from simulation.statements import Server
 from simulation.verdicts import Verdict
-from simulation.world import SOUND, Design
+from simulation.world import Design
 
-from airflow_outbox.harvest import exactly_once, modes, reading
+from airflow_outbox.harvest import exactly_once, leadership, modes, reading
 from airflow_outbox.harvest import recovery as recovery_term
 from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.protocol import adoption, atomic_batches, recovery
@@ -33,34 +37,13 @@ from airflow_outbox.harvest.protocol.batches import Batch
 from airflow_outbox.harvest.protocol.ledger import Entry
 from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
 from airflow_outbox.tickets import listener
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A broken rule, the verdicts of which one has to find it (no other complaint counts), and the kind of histories
-    that do: by members' design, or by exchanging an attribute of something for a value.
-    """
-
-    name: str
-    found_by: Collection[Verdict]
-    kind: str = "exactly_once"
-    design: Design = SOUND
-    exchanged: tuple[Any, str, Any] | None = None
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """Have the bug while this lasts."""
-        if self.exchanged is None:
-            yield
-        else:
-            with patch.object(*self.exchanged):
-                yield
-
+from airflow_outbox.tickets.watermarks import Watermarks
 
 ATOMIC = Design(atomic=True)
 OTHER = "other_histories"
 LATE = "late_requests"
 SICK = "sick_partitions"
+KINDS_OF_SHARDS = {kind: Design(shards=shards) for kind, shards in SHARDS.items()}
 
 
 def _table(name: str, table: Any, *found_by: Verdict, kind: str = "exactly_once") -> Bug:
@@ -107,6 +90,10 @@ def _adopted(name: str, place: object, attribute: str, value: Any) -> Bug:
     return Bug(name, (Verdict.DOUBLED,), "adopted_exchanges", exchanged=(place, attribute, value))
 
 
+def _sharded(name: str, place: object, attribute: str, value: Any, *found_by: Verdict, kind: str = "sharded") -> Bug:
+    return Bug(name, found_by, kind, KINDS_OF_SHARDS[kind], (place, attribute, value))
+
+
 def _fencing(name: str, place: object, attribute: str, value: Any, *found_by: Verdict) -> Bug:
     return Bug(name, found_by, SICK, exchanged=(place, attribute, value))
 
@@ -115,7 +102,7 @@ _V = Verdict
 BUGS: Collection[Bug] = (
     # Fences and producers
     _table("the fence row is ignored", planted_ports.Unfenced, _V.FALSE_WATERMARK),
-    Bug("a fenced member takes over again", (_V.DUEL,), design=Design(harvester=planted.Duels)),
+    Bug("a fenced member takes over again", (_V.DUEL,), design=Design(leadership=planted.Duels)),
     _log("older producers are not fenced", planted_ports.FencesNobody, _V.DOUBLED, kind=LATE),
     _log("of several producers only the first is fenced", planted_ports.FencesOne, _V.DOUBLED, kind=LATE),
     _log("producers of other settings are not fenced", planted_ports.ForgetsOthers, _V.DOUBLED, kind=LATE),
@@ -130,6 +117,7 @@ BUGS: Collection[Bug] = (
     _log("the ledger is written outside any transaction", planted_ports.LedgerFirst, _V.LOST),
     _term("the ledger tells of a witness that is not durable", planted.WitnessesEarly, _V.FALSE_ALARM),
     _term("entries are deleted before their batches are purged", planted.BuriesEarly, _V.FALSE_ALARM),
+    _term("a batch is committed before the one before it", planted.CommitsAtOnce, _V.FALSE_ALARM),
     _recovery("batch numbers are used again", planted.reuses_numbers, _V.FALSE_ALARM),
     _table("reading begins before recovery", planted_ports.ReadsBeforeRecovery, _V.DOUBLED),
     # Ids that can't be fenced now
@@ -177,6 +165,11 @@ BUGS: Collection[Bug] = (
     _term("purges come before the commit", planted.PurgesBeforeCommit, _V.LOST, _V.PURGED_UNPUBLISHED),
     _table("an uncertain purge is taken for done", planted_ports.ForgetsPurges, _V.DOUBLED),
     _table("what is visible is taken for durable", planted_ports.NeverFlushes, _V.FOREIGN),
+    Bug(
+        "the harvester's own statements are not on disk when they return",
+        (_V.FALSE_ALARM,),
+        exchanged=(Database, "statement", planted.asynchronously),
+    ),
     # Windows
     _windows("records are read by id only", planted.ReadsByIds, _V.STUCK, _V.OUT_OF_ORDER),
     _windows("windows forget transactions in progress", planted.ForgetsInProgress, _V.STUCK, _V.OUT_OF_ORDER),
@@ -190,24 +183,24 @@ BUGS: Collection[Bug] = (
     _table("a term begins after all that is visible", planted_ports.BeginsLate, _V.STUCK, _V.LOST),
     _reading("windows outlive their term", planted.Remembers, _V.STUCK, _V.OUT_OF_ORDER),
     # Parking
-    Bug(
-        "a record is moved before the ledger says so",
-        (_V.OUT_OF_ORDER,),
-        "poisoned",
-        exchanged=(modes, "ExactlyOnceTerm", planted.ParksFirst),
-    ),
     _parking("later records do not wait behind a parked one", ParkedLanes, "holds", planted.never, _V.OUT_OF_ORDER),
     _parking(
         "the ledger does not tell of parked records that are published", Batch, "entry", planted.untold, _V.DOUBLED
     ),
     _parking("a lane flows again while records wait in it", ParkedLanes, "gone", planted.forget_lanes, _V.OUT_OF_ORDER),
     _parking("what Kafka refuses together is never divided", Caution, "portions", planted.together, _V.STUCK),
+    _parking(
+        "what is on its way is discarded",
+        exactly_once,
+        "ParkedRetry",
+        planted.DiscardsOnItsWay,
+        _V.DISCARDED_PUBLISHED,
+    ),
     # Whole source transactions
     _atomic("transactions are cut anywhere", exactly_once, "Closure", planted.CutsAnywhere, _V.TORN),
     _atomic("only what is not whole is held back", atomic_batches, "behind", planted.no_others, _V.OUT_OF_ORDER),
     _atomic("what is parked in part is published", Server, "parked_lengths", planted.as_parked, _V.TORN),
-    _atomic("what is parked in part is forgotten", Server, "parked_in_part", planted.nothing, _V.TORN),
-    _atomic("a stop commits a transaction in parts", exactly_once, "Pieces", planted.CommitsWhenStopped, _V.TORN),
+    _atomic("a stop commits a transaction in parts", exactly_once, "ReadBuffer", planted.CommitsWhenStopped, _V.TORN),
     # The watermark
     Bug(
         "what is sent counts as published",
@@ -243,6 +236,13 @@ BUGS: Collection[Bug] = (
         _V.MISSING_PUBLISHED,
         kind="adopted",
     ),
+    _waiting(
+        "a ticket of before an adoption is refused by an old look",
+        "Awaited",
+        planted_waiting.RefusesEarlierByOldLooks,
+        _V.MISSING_PUBLISHED,
+        kind="adopted_midway",
+    ),
     _waiting("a listener relies on announcements", "Awaited", planted_waiting.NeverLooks, _V.MISSING_PUBLISHED),
     Bug(
         "a watermark is shown in any history",
@@ -251,7 +251,7 @@ BUGS: Collection[Bug] = (
         exchanged=(waiting, "SimulatedSession", planted_waiting.ShowsAnyHistory),
     ),
     # Other histories
-    _table("purges are by id only", planted_ports.PurgesUnseen, _V.PURGED_UNPUBLISHED, kind=OTHER),
+    _table("purges are by id only", planted_ports.PurgesUnseen, _V.PURGED_UNPUBLISHED, kind="adopted_exchanges"),
     _recovery(
         "other histories are not looked for", planted.believes_all, _V.PURGED_UNPUBLISHED, _V.DOUBLED, kind=OTHER
     ),
@@ -276,6 +276,58 @@ BUGS: Collection[Bug] = (
         "adopted_midway",
         exchanged=(adoption, "of_present_records", planted_histories.never_doubts),
     ),
+    # Shards
+    _sharded("a leader reads the slots of others", reading, "Windows", planted_shards.reads_all, _V.DOUBLED),
+    _sharded(
+        "a window ends with the first of its slots",
+        reading,
+        "Windows",
+        planted_shards.EndsWithItsPage,
+        _V.FALSE_WATERMARK,
+        _V.STUCK,
+    ),
+    _sharded(
+        "slots go on above the same id", reading, "Windows", planted_shards.GoesOnTogether, _V.FALSE_WATERMARK, _V.STUCK
+    ),
+    _sharded("one shard's watermark counts for all", Watermarks, "see", planted_shards.sees_in_any, _V.FALSE_PUBLISHED),
+    _sharded(
+        "parked records are every shard's",
+        FenceRow,
+        "has",
+        planted_shards.any_has,
+        _V.DOUBLED,
+        kind="resharded_poisoned",
+    ),
+    _sharded(
+        "a new layout goes on from the first shard's watermark",
+        Server,
+        "met",
+        staticmethod(planted_shards.first_of),
+        _V.FALSE_WATERMARK,
+        _V.FALSE_PUBLISHED,
+        kind="resharded",
+    ),
+    _sharded(
+        "resharding completes only the first shard",
+        world,
+        "Resharding",
+        planted_shards.CompletesOnlyTheFirst,
+        _V.DOUBLED,
+        _V.OUT_OF_ORDER,
+        _V.LOST,
+        _V.STUCK,
+        kind="resharded",
+    ),
+    _sharded(
+        "a shard that was handed over is never taken back", leadership, "Aside", planted_shards.NeverTakesBack, _V.STUCK
+    ),
+    Bug(
+        "a leader that has handed over leads on",
+        (_V.DUEL,),
+        "sharded",
+        replace(KINDS_OF_SHARDS["sharded"], leadership=planted_shards.LeadsOn),
+    ),
+    *CLUSTER_BUGS,
     # Copies
     _recovery(
         "it is not compared which view has published",

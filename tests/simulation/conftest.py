@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -18,12 +19,17 @@ def processes() -> Iterator[Executor]:
     """
     number = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(number, mp_context=spawning, initializer=os.nice, initargs=(10,)) as executor:
+    with ProcessPoolExecutor(number, mp_context=spawning, initializer=_begin) as executor:
         yield executor
+
+
+def _begin() -> None:
+    os.nice(10)
+    gc.set_threshold(50_000)  # a fifth of a history's time would go into looks for garbage that is not there
 
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> list[int]:
-    """The seeds that were asked for: one by `--seed`, or the first so many by `--seeds`."""
-    seed = request.config.getoption("--seed")
-    return [seed] if seed is not None else list(range(request.config.getoption("--seeds")))
+    """The seeds that were asked for: one by `--seed`, or so many by `--seeds`, from `--first` on."""
+    seed, first = (request.config.getoption(option) for option in ("--seed", "--first"))
+    return [seed] if seed is not None else list(range(first, first + request.config.getoption("--seeds")))

@@ -121,7 +121,7 @@ class Copied(History):
         }
 
     def _held_back(self) -> set[str]:
-        """What could be read only when a transaction of the copy's, before it in its partition, had ended."""
+        """The records that could be read only once a transaction of the copy's before them had ended."""
         held: set[str] = set()
         if self.as_template:
             return held

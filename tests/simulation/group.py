@@ -1,16 +1,16 @@
 """The port `Election` over a simulated group coordinator: the real candidate over simulated traffic. One partition, one
 shard.
 
-The coordinator gives the role to a member drawn at random whenever it rebalances. Who has it is asked to let go first,
-and has the barrier's time for that. A member that was not heard of for the session time-out is thrown out; it learns of
-that when it is heard of again.
+The coordinator gives the role to a member drawn at random whenever it rebalances. The one that has it is asked to let
+go first, and has the barrier's time for that. A member that was not heard of for the session time-out is thrown out; it
+learns of that when it is heard of again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -108,12 +108,22 @@ class Group:
 class SimulatedElection:
     """One member of the group."""
 
-    def __init__(self, group: Group, link: Link, heartbeat_timeout: float) -> None:
+    def __init__(
+        self,
+        group: Group,
+        link: Link,
+        heartbeat_timeout: float,
+        *,
+        shard: int = 0,
+        changes: asyncio.Queue[tuple[int, Change] | None] | None = None,
+    ) -> None:
+        """`changes` of a `shard` among several go into one queue."""
         self._group = group
+        self._shard = shard
         self._link = link
         self._context = copy_context()  # the process' own: what comes from the coordinator runs when that does
         self._candidate = Candidate(heartbeat_timeout)
-        self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
+        self._changes: asyncio.Queue[tuple[int, Change] | None] = changes or asyncio.Queue()
         self._released = asyncio.Event()
         self._released.set()
         self._timeout = heartbeat_timeout
@@ -128,10 +138,14 @@ class SimulatedElection:
     async def changes(self) -> AsyncIterator[tuple[int, Change]]:
         if self._is_closed:
             return
-        self._polling = asyncio.create_task(self._poll())
-        self.rejoin()
+        self.begin()
         while (change := await self._changes.get()) is not None:
             yield change
+
+    def begin(self) -> None:
+        """Join."""
+        self._polling = asyncio.create_task(self._poll())
+        self.rejoin()
 
     def released(self, shard: int) -> None:
         self._released.set()
@@ -155,14 +169,15 @@ class SimulatedElection:
     async def close(self) -> None:
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._released.wait(), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                await self._released.wait()
         self._is_in = False
         if self._polling is not None:
             self._polling.cancel()
         self._send(self._group.leave)
         self._changes.put_nowait(None)
 
-    # What the coordinator tells
+    # The coordinator's answers
 
     def tell(self, what: Callable[[], None]) -> None:
         """Have something arrive at the member, some time soon, after all that was sent to it before."""
@@ -220,7 +235,48 @@ class SimulatedElection:
         if change is not None:
             if isinstance(change, Lead):
                 self._released.clear()
-            self._changes.put_nowait((0, change))
+            self._changes.put_nowait((self._shard, change))
+
+
+class SimulatedRoles:
+    """One member's part in several elections, a group for each shard, which know nothing of each other."""
+
+    def __init__(self, groups: Sequence[Group], link: Link, heartbeat_timeout: float) -> None:
+        self._changes: asyncio.Queue[tuple[int, Change] | None] = asyncio.Queue()
+        self._roles = [
+            SimulatedElection(group, link, heartbeat_timeout, shard=shard, changes=self._changes)
+            for shard, group in enumerate(groups)
+        ]
+        self._is_closed = False
+
+    def standing(self, shard: int) -> Standing:
+        return self._roles[shard].standing(shard)
+
+    async def changes(self) -> AsyncIterator[tuple[int, Change]]:
+        if self._is_closed:
+            return
+        for role in self._roles:
+            role.begin()
+        while (change := await self._changes.get()) is not None:
+            yield change
+
+    def released(self, shard: int) -> None:
+        self._roles[shard].released(shard)
+
+    def fenced(self, shard: int) -> None:
+        self._roles[shard].fenced(shard)
+
+    def resign(self, reason: str) -> None:
+        for role in self._roles:
+            role.resign(reason)
+
+    def rejoin(self) -> None:
+        for role in self._roles:
+            role.rejoin()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await asyncio.gather(*(role.close() for role in self._roles))
 
 
 def _now() -> float:

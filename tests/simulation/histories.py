@@ -7,19 +7,21 @@ compacted; messages are lost and late. Then all trouble ends, and everything has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation.ambush import SUCCESSION, WORK, Ambush, Strike
+from simulation.ambush import SUCCESSION, WORK, Ambush, Moment, Strike
 from simulation.applications import Applications
 from simulation.checker import Committed, complaints, seen
-from simulation.kafka import LEDGER
+from simulation.kafka import LEDGER, Broker
 from simulation.loop import simulate
+from simulation.postgres import Change
 from simulation.waiting import Waiting
 from simulation.world import SOUND, Design, Member, World
 
 from airflow_outbox.errors import HistoryError
+from airflow_outbox.values.extents import TopicAndPartition
 
 _TROUBLE = 0.02
 _ACTS = 10
@@ -34,13 +36,17 @@ _AFTERMATH = 20.0  # by then nothing is on its way any more, in seconds
 
 @dataclass(slots=True)
 class Outcome:
-    """What was wrong in a history, and how large it was."""
+    """The faults of a history, and how large it was."""
 
     seed: int
     complaints: list[str]
     published: int = 0
     seconds: float = 0.0
     steps: list[str] = field(default_factory=list)
+    log: Sequence[Change] = ()
+    """The log of Postgres."""
+    readable: Mapping[TopicAndPartition, Mapping[int, int]] = field(default_factory=dict)
+    """When the offsets of each partition became readable, in the world's count."""
 
 
 class History:
@@ -105,14 +111,8 @@ class History:
                 self._start()
 
     def judge(self, *, drained: bool) -> list[str]:
-        """What was wrong. `drained` tells whether everything was published in time."""
-        found = complaints(
-            self.world.database,
-            self.world.broker,
-            exactly_once=self.design.delivery == "exactly_once",
-            atomic=self.design.atomic,
-            drained=drained,
-        )
+        """The faults. `drained` tells whether everything was published in time."""
+        found = [complaint for broker in self.world.counting for complaint in self._complaints(broker, drained=drained)]
         if not drained:
             found.append(f"stuck: {len(self.world.database.state.rows)} records left")
         for member in self.members:
@@ -121,14 +121,39 @@ class History:
         is_told = drained and self.design.delivery == "exactly_once"
         return found + self.told(incarnation=1 if is_told else None) + self.bugs()
 
+    def _complaints(self, broker: Broker, *, drained: bool) -> list[str]:
+        """The faults that a cluster shows."""
+        return complaints(
+            self.world.database,
+            broker,
+            exactly_once=self.design.delivery == "exactly_once",
+            atomic=self.design.atomic,
+            drained=drained,
+            by_markers=self._is_sharded,
+        )
+
+    def _witnesses(self) -> Sequence[Broker]:
+        """The clusters that have counted all the time."""
+        return self.world.counting
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self.design.shards is not None
+
     def told(self, *, incarnation: int | None) -> list[str]:
-        """What was told wrongly to those who wait for tickets; see `Waiting.complaints`."""
+        """Wrong answers to those who wait for tickets; see `Waiting.complaints`."""
         database = self.world.database
         histories = [Committed.read(log) for log in (database.log, *database.past)]
-        return list(self.waiting.complaints(histories, seen(self.world.broker), incarnation=incarnation))
+        return [
+            complaint
+            for broker in self._witnesses()
+            for complaint in self.waiting.complaints(
+                histories, seen(broker, by_markers=self._is_sharded), incarnation=incarnation
+            )
+        ]
 
     def bugs(self) -> list[str]:
-        """What has ended members, and is no error of the outbox's."""
+        """The errors that have ended members, and are not the outbox's own."""
         ended = [member.running for member in self.members if member.running.done() and not member.running.cancelled()]
         return [f"bug: {running.exception()!r}" for running in ended if running.exception()]
 
@@ -148,13 +173,16 @@ class History:
             self._cut,
             self._crash,
             self._crash,
-            self.world.group.rebalance,
+            self._rebalance,
             self._compact,
             *(self._ambush,) * 6,
         )
         act = self.world.random.choice(acts)
         self.steps.append(f"{asyncio.get_running_loop().time():.2f} {act.__name__.strip('_')}")
         act()
+
+    def _rebalance(self) -> None:
+        self.world.group.rebalance()
 
     def _start(self) -> None:
         if len(self.world.members) < _MEMBERS:
@@ -203,13 +231,17 @@ class History:
         strike = draw((Strike.STOP, Strike.STOP, Strike.STOP, Strike.KILL, Strike.CUT, Strike.LOSE, Strike.CRASH))
         self.ambush = Ambush(
             self.world,
-            at=draw(WORK[strike]),
+            at=draw(self._moments(strike)),
             strike=strike,
             until=draw(SUCCESSION),
             longest=_LONGEST_STOP,
             delay=draw((0.0, 0.0, 2.0, 8.0)) * fraction(),
             crash=self._crash,
         )
+
+    def _moments(self, strike: Strike) -> Sequence[Moment]:
+        """When an ambush may strike."""
+        return WORK[strike]
 
     def _compact(self) -> None:
         ledger = self.world.broker.partition(LEDGER)
@@ -252,19 +284,22 @@ class History:
 
 
 def history_errors(member: Member) -> Iterator[str]:
-    """What a member has said about another history."""
+    """A member's words about another history."""
     for event in member.events:
         if _REMEDY in (error := str(event.fields.get("error"))):
             yield error
 
 
 def _duels(member: Member) -> Iterator[str]:
-    """After being fenced, or asked to stand by, a member takes over no more until it is elected again."""
-    elected = False
+    """A member that was fenced, was asked to stand by, or has handed over takes over no more until it is elected again,
+    or stands in for another.
+    """
+    elected: dict[object, bool] = {}
     for event in member.events:
-        if event.name in ("elected", "stood_by", "fenced"):
-            elected = event.name == "elected"
-        elif event.name == "view" and not elected:
+        shard = event.fields.get("shard")
+        if event.name in ("elected", "stands_in", "stood_by", "fenced", "handed_over"):
+            elected[shard] = event.name in ("elected", "stands_in")
+        elif event.name == "view" and not elected.get(shard):
             yield f"duel: {event.fields['view']}"
 
 
@@ -273,13 +308,23 @@ def simulated(seed: int, design: Design = SOUND, kind: type[History] = History) 
 
     async def live() -> Outcome:
         focused = seed % 2 == 0
-        world = World(seed, trouble=_TROUBLE * (seed % 8 > 1), latency=(0.005, 0.05)[seed // 2 % 2])
-        world.broker.marking_time = world.network.latency * 4
+        latency = (0.005, 0.05)[seed // 2 % 2]
+        world = World(seed, trouble=_TROUBLE * (seed % 8 > 1), latency=latency, clusters=design.clusters)
+        for broker in world.brokers.values():
+            broker.marking_time = world.network.latency * 4
         history = kind(world, design, focused=focused)
         found = await history.run()
         published = sum(
-            len(partition.records) for place, partition in world.broker.partitions.items() if place != LEDGER
+            len(partition.records) for place, partition in world.broker.partitions.items() if place[0] != LEDGER[0]
         )
-        return Outcome(seed, found, published, asyncio.get_running_loop().time(), history.steps)
+        return Outcome(
+            seed,
+            found,
+            published,
+            asyncio.get_running_loop().time(),
+            history.steps,
+            world.database.log,
+            {place: partition.readable_at for place, partition in world.broker.partitions.items()},
+        )
 
     return simulate(live())

@@ -19,18 +19,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 
 from simulation.loop import ELSEWHERE
 
+from airflow_outbox.values.extents import TopicAndPartition
+from airflow_outbox.values.pages import HEADER_NAMES, HEADER_VALUES, TOPIC, VALUE
 from airflow_outbox.values.refusals import Cause, Refusal
 
 LEDGER = ("ledger", 0)
-PARTITIONS = 2
 
-Place = tuple[str, int]
-"""Topic and partition."""
+
+def ledger_of(shard: int) -> TopicAndPartition:
+    """The ledger's partition of a shard."""
+    return LEDGER[0], shard
+
+
+PARTITIONS = 2
 
 
 class Fenced(Exception):
@@ -54,12 +61,14 @@ class KafkaTransaction:
     """`committed` is None until it is decided, at `decided_at` in the world's count."""
 
     number: int
-    places: dict[Place, None] = field(default_factory=dict)
+    places: dict[TopicAndPartition, None] = field(default_factory=dict)
     committed: bool | None = None
     decided_at: int = 0
-    unmarked: set[Place] = field(default_factory=set)
-    held_back: set[Place] = field(default_factory=set)
+    unmarked: set[TopicAndPartition] = field(default_factory=set)
+    held_back: set[TopicAndPartition] = field(default_factory=set)
     """Where its marker had to wait for a leader."""
+    marked_at: dict[TopicAndPartition, int] = field(default_factory=dict)
+    """Since when its marker is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class Partition:
     def __init__(self) -> None:
         self.records: list[Stored] = []
         self.compacted: list[Stored] = []
-        """What was here once."""
+        """All records that were here once."""
         self.end = 0
         self.open: dict[KafkaTransaction, int] = {}
         self.readable_at: dict[int, int] = {}
@@ -120,7 +129,7 @@ class Partition:
             self._waiting.append((offset, call))
 
     def committed(self, start: int = 0, end: int | None = None) -> Iterator[Stored]:
-        """What a consumer that reads committed sees."""
+        """The records that a consumer that reads committed sees."""
         limit = self.stable if end is None else min(end, self.stable)
         for record in self.records:
             if start <= record.offset < limit and (record.transaction is None or record.transaction.committed):
@@ -145,12 +154,13 @@ class Partition:
 
 
 class Coordinator:
-    """What the broker knows of one transactional id."""
+    """The broker's knowledge of one transactional id."""
 
     def __init__(self) -> None:
         self.epoch = -1
         self.transaction: KafkaTransaction | None = None  # open, or decided and without all its markers
-        self.taken: dict[Place, dict[int, int]] = {}  # offsets of records of this epoch, by the first sequence number
+        self.taken: dict[TopicAndPartition, dict[int, int]] = {}
+        """Offsets of records of this epoch, by the first sequence number."""
         self.is_writing = False  # what a producer has asked
 
 
@@ -158,7 +168,11 @@ class Broker:
     """One cluster. A transaction that is open for `transaction_timeout` seconds is aborted by the coordinator."""
 
     def __init__(self, random: Random, tick: Callable[[], int], *, transaction_timeout: float) -> None:
-        self.partitions: dict[Place, Partition] = {LEDGER: Partition()}
+        self.is_backup = False
+        self.partitions_of_topics = PARTITIONS
+        self.is_up = True
+        """Whether anybody is answered."""
+        self.partitions: dict[TopicAndPartition, Partition] = {LEDGER: Partition()}
         self.ledger_id: str | None = "ledger 1"
         self.losses = 0
         """How often the ledger has lost something."""
@@ -170,48 +184,50 @@ class Broker:
         """Topics that are not there."""
         self.marking_time = 0.0
         """How long it takes to write a marker, at most, in seconds."""
-        self.away: set[Place] = set()
+        self.away: set[TopicAndPartition] = set()
         """Partitions without a leader."""
         self.unanswered: set[str] = set()
         """Topics of which a record was not taken in time, since a partition has no leader."""
-        self.writing_time: Callable[[Collection[Place]], float] = lambda places: 0.0
+        self.writing_time: Callable[[Collection[TopicAndPartition]], float] = lambda places: 0.0
         """How long the coordinator takes to write down what it is asked, in seconds; told which partitions it adds."""
-        self._held_back: list[tuple[Coordinator, KafkaTransaction, Place]] = []  # markers
+        self._held_back: list[tuple[Coordinator, KafkaTransaction, TopicAndPartition]] = []  # markers
         self._random = random
         self._tick = tick
         self._timeout = transaction_timeout
         self._coordinators: dict[str, Coordinator] = {}
+        self.opened = count()
+        """Numbers the logs that are opened, where these differ."""
         self._numbers = 0
 
     def refusal(self, row: Sequence[Any]) -> Refusal | None:
-        """What a look at a record tells."""
-        if row[1] in self.missing:
-            return Refusal(Cause.UNKNOWN_TOPIC, f"topic {row[1]} does not exist")
-        if len(row[4]) != len(row[5]):
+        """The result of a look at a record."""
+        if row[TOPIC] in self.missing:
+            return Refusal(Cause.UNKNOWN_TOPIC, f"topic {row[TOPIC]} does not exist")
+        if len(row[HEADER_NAMES]) != len(row[HEADER_VALUES]):
             return Refusal(Cause.HEADERS, "as many names as values are needed")
-        return self.told.get(row[3])
+        return self.told.get(row[VALUE])
 
     def takes(self, row: Sequence[Any]) -> bool:
         """Whether a record is taken when it is sent."""
-        return row[3] not in self.untold and self.refusal(row) is None
+        return row[VALUE] not in self.untold and self.refusal(row) is None
 
     def unavailable(self, row: Sequence[Any], *, again: bool) -> Refusal | None:
-        """What a look at a record's topic tells: an old look, unless a record was not answered, or one `again`."""
-        if (again or row[1] in self.unanswered) and any(row[1] == topic for topic, _ in self.away):
-            return Refusal(Cause.UNAVAILABLE, f"a partition of topic {row[1]} has no leader")
+        """The result of a look at a record's topic: an old one, unless a record was not answered, or one `again`."""
+        if (again or row[TOPIC] in self.unanswered) and any(row[TOPIC] == topic for topic, _ in self.away):
+            return Refusal(Cause.UNAVAILABLE, f"a partition of topic {row[TOPIC]} has no leader")
         return None
 
     @property
-    def unmarked(self) -> list[Place]:
+    def unmarked(self) -> list[TopicAndPartition]:
         """Partitions of topics that are to get a marker."""
         found = (coordinator.transaction for coordinator in self._coordinators.values())
-        return sorted({place for one in found if one for place in one.unmarked - {LEDGER}})
+        return sorted({place for one in found if one for place in one.unmarked if place[0] != LEDGER[0]})
 
-    def lose_leader(self, place: Place) -> None:
+    def lose_leader(self, place: TopicAndPartition) -> None:
         """A partition has no leader from now on."""
         self.away.add(place)
 
-    def find_leader(self, place: Place) -> None:
+    def find_leader(self, place: TopicAndPartition) -> None:
         """A partition has a leader again, and gets its markers."""
         self.away.discard(place)
         if not any(place[0] == topic for topic, _ in self.away):
@@ -222,7 +238,7 @@ class Broker:
         for held in back:
             loop.call_later(self.marking_time * self._random.random(), self._mark, *held, context=ELSEWHERE)
 
-    def partition(self, place: Place) -> Partition:
+    def partition(self, place: TopicAndPartition) -> Partition:
         return self.partitions.setdefault(place, Partition())
 
     def coordinator(self, transactional_id: str) -> Coordinator:
@@ -239,7 +255,7 @@ class Broker:
             raise Concurrent
         return self._raise_epoch(coordinator)
 
-    def add(self, transactional_id: str, epoch: int, places: Collection[Place]) -> None:
+    def add(self, transactional_id: str, epoch: int, places: Collection[TopicAndPartition]) -> None:
         """Add partitions to the producer's transaction, which begins with the first ones."""
         coordinator = self._required(transactional_id, epoch)
         transaction = coordinator.transaction
@@ -254,7 +270,13 @@ class Broker:
             self._write_down(coordinator, lambda: transaction.places.update(dict.fromkeys(places)), places)
 
     def produce(
-        self, transactional_id: str, epoch: int, place: Place, records: list[tuple[Any, Any]], *, sequence: int
+        self,
+        transactional_id: str,
+        epoch: int,
+        place: TopicAndPartition,
+        records: list[tuple[Any, Any]],
+        *,
+        sequence: int,
     ) -> int:
         """Append records in the producer's transaction, unless they are there; the first one's offset."""
         if place in self.away:
@@ -280,12 +302,12 @@ class Broker:
             raise Concurrent
         self._write_down(coordinator, lambda: self._decide(coordinator, transaction, committed=committed), ())
 
-    def stable_offsets(self, places: Collection[Place]) -> dict[Place, int]:
+    def stable_offsets(self, places: Collection[TopicAndPartition]) -> dict[TopicAndPartition, int]:
         """How far consumers that read committed can get, where anybody knows."""
         return {place: self.partition(place).stable for place in places if place not in self.away}
 
-    def append(self, place: Place, key: Any, value: Any) -> int:
-        """Of a producer without transactions."""
+    def append(self, place: TopicAndPartition, key: Any, value: Any) -> int:
+        """Append a record of a producer without transactions."""
         partition = self.partition(place)
         offset = partition.append(key, value, None, self._tick())
         partition.note(self._tick())
@@ -311,7 +333,9 @@ class Broker:
             self._raise_epoch(coordinator)
             self._decide(coordinator, transaction, committed=False)
 
-    def _write_down(self, coordinator: Coordinator, effect: Callable[[], None], places: Collection[Place]) -> None:
+    def _write_down(
+        self, coordinator: Coordinator, effect: Callable[[], None], places: Collection[TopicAndPartition]
+    ) -> None:
         """Do something now, or later and raise Concurrent: when it is asked again, it may be done."""
         if (after := self.writing_time(places)) == 0:
             return effect()
@@ -337,7 +361,7 @@ class Broker:
             after = self.marking_time * self._random.random()
             loop.call_later(after, self._mark, coordinator, transaction, place, context=ELSEWHERE)
 
-    def _mark(self, coordinator: Coordinator, transaction: KafkaTransaction, place: Place) -> None:
+    def _mark(self, coordinator: Coordinator, transaction: KafkaTransaction, place: TopicAndPartition) -> None:
         if place in self.away:
             transaction.held_back.add(place)
             self._held_back.append((coordinator, transaction, place))
@@ -347,4 +371,5 @@ class Broker:
             coordinator.transaction = None
         partition = self.partition(place)
         partition.mark(transaction)
-        partition.note(self._tick())
+        tick = transaction.marked_at[place] = self._tick()
+        partition.note(tick)

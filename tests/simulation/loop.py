@@ -1,7 +1,7 @@
 """An event loop whose time is simulated: it never waits, it lets the clock jump to the next timer.
 
-What runs on it is repeatable. It knows *processes*: what a process has begun (its tasks, its timers, the answers that
-come to it) runs while the process does. One that is stopped does nothing until it is continued, and then all that it
+A run on it is repeatable. It knows *processes*: what a process has begun (its tasks, its timers, the answers that
+reach it) runs while the process does. One that is stopped does nothing until it is continued, and then all that it
 has missed at once; one that is killed never does anything again, not so much as a `finally`.
 """
 
@@ -47,6 +47,14 @@ class Handle:
     def when(self) -> float:
         return self._when
 
+    @property
+    def name(self) -> str:
+        """The function that is called, or the coroutine of the task that goes on."""
+        task = getattr(self._callback, "__self__", None)
+        if isinstance(task, asyncio.Task):
+            return str(task.get_coro().__qualname__)
+        return getattr(self._callback, "__qualname__", type(self._callback).__name__)
+
     def run(self) -> None:
         self.context.run(self._callback, *self._args)
 
@@ -61,7 +69,7 @@ class SimulatedProcess:
         self.killed = False
         self.missed: list[Handle] = []
         self.context = copy_context()
-        """What is run in it, and all that comes of that, belongs to the process."""
+        """Everything run in it, with all that follows from it, belongs to the process."""
         self.context.run(_PROCESS.set, self)
         loop = asyncio.get_running_loop()
         if isinstance(loop, SimulatedLoop):
@@ -86,7 +94,7 @@ class SimulatedProcess:
 
 _PROCESS: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
 ELSEWHERE = Context()
-"""What is run in it belongs to no process: servers, and the network."""
+"""Everything run in it belongs to no process: servers, and the network."""
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):

@@ -16,7 +16,7 @@ from typing import Any
 from simulation.loop import ELSEWHERE
 
 Effect = Callable[["Answer"], None]
-"""What a question does at the server, which answers some time."""
+"""The work of a question at the server, which answers some time."""
 Watch = Callable[[str, str], float]
 """Told the name of every question, and what comes of it: `asked`, `answered`; how much longer to let it travel."""
 

@@ -126,7 +126,7 @@ class Restored(OtherHistory):
 class Adopted(OtherHistory):
     """The same; and when a member has noticed, an operator adopts, and everything is published.
 
-    What was published before, and came back by a restore, is published once more; nothing else is.
+    Records that were published before, and came back by a restore, are published once more; no others are.
     """
 
     _is_adopted = False

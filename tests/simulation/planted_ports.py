@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 from uuid import UUID
 
 from simulation.kafka import LEDGER
-from simulation.log import ReconfiguredLog, SimulatedProducer, SimulatedTransactionalLog
+from simulation.log import ReconfiguredLog, SimulatedTransactionalLog
+from simulation.producer import SimulatedProducer
 from simulation.table import SimulatedTable
 
 from airflow_outbox.errors import KafkaError, PostgresUnreachableError
-from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
-from airflow_outbox.harvest.protocol.producer_state import Call, State
-from airflow_outbox.values.fence import Fence
+from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
+from airflow_outbox.harvest.protocol.ledger import Entry, Extent, LedgerRecord
+from airflow_outbox.harvest.protocol.producer_state import Call, ProducerState
+from airflow_outbox.values.fence import Fence, Purged
 from airflow_outbox.values.pages import OutboxRow, Page, PageSnapshot
 from airflow_outbox.values.records import Snapshot
 
 EVERYTHING = Snapshot(2**63, 2**63)
 
-# What a member asks of Postgres
+# A member's requests to Postgres
 
 
 class Unfenced(SimulatedTable):
@@ -37,14 +38,14 @@ class Unfenced(SimulatedTable):
 class PurgesByRange(SimulatedTable):
     """Deletes everything from the first id to the last."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> Purged:
         return await SimulatedTable.purge_published(self, view, range(min(ids), max(ids) + 1), EVERYTHING, **news)
 
 
 class PurgesUnseen(SimulatedTable):
     """Deletes by ids alone."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> Purged:
         return await SimulatedTable.purge_published(self, view, ids, EVERYTHING, **news)
 
 
@@ -102,15 +103,15 @@ class NeverFlushes(SimulatedTable):
 class ForgetsPurges(SimulatedTable):
     """Takes a purge without an answer for done."""
 
-    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> int:
+    async def purge_published(self, view: UUID, ids: Sequence[int], snapshot: Snapshot, **news: Any) -> Purged:
         try:
             return await SimulatedTable.purge_published(self, view, ids, snapshot, **news)
         except PostgresUnreachableError:
             self._purging.backend = self._server.connect()
-            return 0
+            return Purged(flushed=0)
 
 
-# What a member asks of Kafka
+# A member's requests to Kafka
 
 
 class FencesLate(SimulatedTransactionalLog):
@@ -131,11 +132,9 @@ class FencesLate(SimulatedTransactionalLog):
 class FencesNobody(SimulatedTransactionalLog):
     """Producers that no other knows of."""
 
-    numbers = count()
-
     async def fence(self, others: Collection[str] = ()) -> None:
         for producer in self.producers:
-            producer.transactional_id += f" {next(self.numbers)}"
+            producer.transactional_id += f" {next(self._broker.opened)}"
         await self.rotation.fence()
 
 
@@ -144,7 +143,7 @@ class FencesOne(SimulatedTransactionalLog):
 
     async def fence(self, others: Collection[str] = ()) -> None:
         for producer in self.producers[1:]:
-            producer.transactional_id += f" {next(FencesNobody.numbers)}"
+            producer.transactional_id += f" {next(self._broker.opened)}"
         await SimulatedTransactionalLog.fence(self)
 
 
@@ -172,8 +171,8 @@ class TakesDecidedForReadable(SimulatedTransactionalLog):
     def readable(self) -> int:
         return self._commits
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        offset = await SimulatedTransactionalLog.commit(self, records)
+    async def commit(self, records: Sequence[LedgerRecord], *, entry: Entry | None = None) -> int:
+        offset = await SimulatedTransactionalLog.commit(self, records, entry=entry)
         self._commits += 1
         return offset
 
@@ -189,7 +188,7 @@ class KeepsItsEpoch(SimulatedTransactionalLog):
 
 
 class _LedgerApart(SimulatedProducer):
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
         epoch = self.epoch
         await self._ask("end", lambda: self._broker.end(self.transactional_id, epoch, committed=True))
         self._added.clear()
@@ -203,7 +202,7 @@ class LedgerApart(SimulatedTransactionalLog):
 
 
 class _LedgerFirst(SimulatedProducer):
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
         broker, epoch = self._broker, self.epoch
         with self._timed(Call.COMMIT):
             for key, value in records:
@@ -222,11 +221,11 @@ class LedgerFirst(SimulatedTransactionalLog):
 class _TakesCommitForFailed(SimulatedProducer):
     _sent: Sequence[OutboxRow] = ()  # in the transaction that is under way
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+    async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
         self._sent = [*self._sent, *rows]
-        return await SimulatedProducer.publish(self, rows)
+        return await SimulatedProducer.publish(self, rows, partitions)
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
         sent, self._sent = self._sent, ()
         try:
             return await SimulatedProducer.commit(self, records)
@@ -244,11 +243,11 @@ class TakesCommitForFailed(SimulatedTransactionalLog):
 
 
 class _TakesCommitForDone(SimulatedProducer):
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
         try:
             return await SimulatedProducer.commit(self, records)
         except KafkaError:
-            self._transaction.state = State.READY
+            self._transaction.state = ProducerState.READY
             self._added.clear()
             return self._broker.partition(LEDGER).end
 

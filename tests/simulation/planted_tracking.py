@@ -21,8 +21,8 @@ class FlushesEarly(FlushTracking):
 class TakesPageForWindow(Reading):
     """Takes every page for all of its window."""
 
-    async def read_page(self) -> bool:
-        found = await super().read_page()
+    async def read_page(self, *, wait: float = 0.0) -> bool:
+        found = await super().read_page(wait=wait)
         if (within := self._windows.next.within) is not None:
             self._tracking.end_window(within)
         return found
@@ -31,9 +31,9 @@ class TakesPageForWindow(Reading):
 class EndsWindowsLate(Reading):
     """Takes a later snapshot for that of a window of several pages."""
 
-    async def read_page(self) -> bool:
+    async def read_page(self, *, wait: float = 0.0) -> bool:
         before = self._windows.next.within
-        found = await super().read_page()
+        found = await super().read_page(wait=wait)
         if before is not None and self._windows.next.within is None:
             page = await self._table.read(PageSnapshot(), max_records=1, max_bytes=1, transaction_ids=False)
             self._tracking.end_window(page.snapshot)

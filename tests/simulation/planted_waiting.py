@@ -9,18 +9,18 @@ from weakref import WeakKeyDictionary
 from simulation.waiting import SimulatedSession
 
 from airflow_outbox.tickets.listener import Listener
-from airflow_outbox.tickets.published import Watermarks
-from airflow_outbox.tickets.session import Rows, Session
+from airflow_outbox.tickets.session import AnswerRows, ListenerSession
 from airflow_outbox.tickets.waiters import NEVER, Awaited, Waiter
+from airflow_outbox.tickets.watermarks import Watermarks
 
 
 class AsksParkedFirst(Listener):
     """Asks which records are parked when a waiter comes, and not once the watermark sees the transaction."""
 
-    _asked: WeakKeyDictionary[Session, dict[int, tuple[Any, ...]]]
+    _asked: WeakKeyDictionary[ListenerSession, dict[int, tuple[Any, ...]]]
 
     async def _judge(
-        self, session: Session, attended: Awaited, waiters: Collection[Waiter], *, counted: bool = False
+        self, session: ListenerSession, attended: Awaited, waiters: Collection[Waiter], *, counted: bool = False
     ) -> None:
         known = self.__dict__.setdefault("_asked", WeakKeyDictionary()).setdefault(session, {})
         new = {waiter.ticket.transaction_id for waiter in waiters} - known.keys()
@@ -29,8 +29,8 @@ class AsksParkedFirst(Listener):
         await super()._judge(session, attended, waiters, counted=counted)
 
     async def _ask_of(
-        self, session: Session, attended: Awaited, statement: str, transaction_ids: Collection[int]
-    ) -> Rows:
+        self, session: ListenerSession, attended: Awaited, statement: str, transaction_ids: Collection[int]
+    ) -> AnswerRows:
         if statement != "settled":
             return await super()._ask_of(session, attended, statement, transaction_ids)
         known = self._asked[session]
@@ -58,6 +58,14 @@ class RefusesByOldLooks(Awaited):
         return self.watermarks is None
 
 
+class RefusesEarlierByOldLooks(Awaited):
+    """Does so only to a ticket of an earlier incarnation: an adoption may have been undone by a restore since."""
+
+    def _is_too_new(self, waiter: Waiter) -> bool:
+        known = self.watermarks
+        return super()._is_too_new(waiter) and (known is None or waiter.ticket.incarnation > known.incarnation)
+
+
 class NeverLooks(Awaited):
     """Looks once a connection, and relies on announcements then."""
 
@@ -68,12 +76,12 @@ class NeverLooks(Awaited):
 class ShowsAnyHistory(SimulatedSession):
     """Shows the watermark in whatever history the database is, and while harvesting is halted."""
 
-    def _watermarks(self, values: Mapping[str, Any]) -> Rows:
+    def _watermarks(self, values: Mapping[str, Any]) -> AnswerRows:
         fence = self._server.database.state.fence
-        [(outbox_id, incarnation, delivery, _, _, server, secret)] = super()._watermarks(values)
+        [(outbox_id, incarnation, delivery, _, _, *others)] = super()._watermarks(values)
         watermark = fence.flushed.watermark
         shown = None if watermark is None else str(watermark)
-        return [(outbox_id, incarnation, delivery, shown, None, server, secret)]
+        return [(outbox_id, incarnation, delivery, shown, None, *others)]
 
-    def _settled(self, values: Mapping[str, Any]) -> Rows:
+    def _settled(self, values: Mapping[str, Any]) -> AnswerRows:
         return [(number, True, *word) for number, _, *word in super()._settled(values)]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from simulation.database_state import ParkedRow
 from simulation.histories import History
-from simulation.postgres import ParkedRow
+from simulation.kafka import Broker
 
 from airflow_outbox.values.refusals import Cause, Refusal
 
@@ -25,8 +26,13 @@ class Poisoned(History):
     _stays_poisoned = False
     _asked_up_to = 0
 
+    @property
+    def _poisoned(self) -> Broker:
+        """The cluster that does not take them."""
+        return self.world.broker
+
     async def _disturb(self) -> None:
-        random, broker = self.world.random, self.world.broker
+        random, broker = self.world.random, self._poisoned
         for place in range(random.randrange(5)):
             value = f"v{random.randrange(1, 80)}"
             if place % 2:
@@ -40,7 +46,7 @@ class Poisoned(History):
         broker.told.clear()
 
     async def _poison(self) -> None:
-        random, broker = self.world.random, self.world.broker
+        random, broker = self.world.random, self._poisoned
         while True:
             await asyncio.sleep(4 * random.random())
             topic = random.choice(TOPICS)
@@ -62,7 +68,7 @@ class Poisoned(History):
         if not await super().drain():
             return False
         self._stays_poisoned = False
-        self.world.broker.untold.clear()
+        self._poisoned.untold.clear()
         return await super().drain()
 
     def has_ended(self) -> bool:
@@ -94,7 +100,7 @@ class Poisoned(History):
             before = len(held)
             for number, row in self._waiting:
                 lane = row.record[1:3]
-                if row.record.value in self.world.broker.untold or lane in lanes or row.transaction_id in transactions:
+                if row.record.value in self._poisoned.untold or lane in lanes or row.transaction_id in transactions:
                     held.add(number)
                     lanes.add(lane)
                     if self.design.atomic:

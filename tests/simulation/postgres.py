@@ -8,15 +8,16 @@ with it); an asynchronous one may be visible before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from airflow_outbox.tickets.published import proof_of
-from airflow_outbox.values.fence import Flushed, History, LedgerPosition, OperatorRequest
+from simulation.database_state import Row, State
+
+from airflow_outbox.tickets.watermarks import proof_of
+from airflow_outbox.values.fence import DatabaseIdentity
 from airflow_outbox.values.records import MarkedRecord, Snapshot
-from airflow_outbox.values.refusals import Refusal
 
 OUTBOX_ID = UUID(int=1)
 SECRET = UUID(int=2)
@@ -24,193 +25,6 @@ SECRET = UUID(int=2)
 
 class TransactionLostError(Exception):
     """Postgres crashed while the transaction was open, or an id was there already: it is rolled back."""
-
-
-@dataclass(frozen=True, slots=True)
-class FenceRow:
-    """The row of shard 0 in `<outbox>_shard`, with those beside it in `<outbox>_ledger` and `<outbox>_state`."""
-
-    view: UUID | None = None
-    backends: tuple[Any, ...] = ()
-    incarnation: int = 1
-    delivery: str | None = None
-    transactional_ids: tuple[str, ...] = ()
-    recorded: History | None = None
-    begun_view: UUID | None = None
-    witness: LedgerPosition = field(default_factory=LedgerPosition)
-    beats: int = 0
-    halted: str | None = None
-    flushed: Flushed = field(default_factory=Flushed)
-    request: OperatorRequest = field(default_factory=OperatorRequest)
-
-
-@dataclass(slots=True)
-class Row:
-    """A row of the outbox, visible or not yet."""
-
-    record: MarkedRecord
-    transaction_id: int
-    mark: UUID | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedRow:
-    """A row of the parked table; `due`: to be tried now."""
-
-    record: MarkedRecord
-    transaction_id: int
-    refusal: Refusal | None
-    due: bool = False
-    requested: str | None = None
-    discarded: bool = False
-
-    @property
-    def waits_to_be_asked_for(self) -> bool:
-        return self.refusal is not None and not self.refusal.cause.can_pass
-
-    @property
-    def has_a_cause_of_its_own(self) -> bool:
-        return self.refusal is not None and not self.refusal.cause.is_of_the_topic
-
-
-@dataclass(slots=True)
-class State:
-    """What the log's records amount to."""
-
-    rows: dict[int, Row] = field(default_factory=dict)
-    open: dict[int, list[Row]] = field(default_factory=dict)
-    prepared: set[int] = field(default_factory=set)
-    parked: dict[int, ParkedRow] = field(default_factory=dict)
-    next_number: int = 1
-    fence: FenceRow = field(default_factory=FenceRow)
-    last_drawn: int = 0
-    next_transaction_id: int = 1000
-    latest_completed: int = 999
-    table_oid: int = 1
-    file_number: int = 1
-    outcomes: dict[int, bool] = field(default_factory=dict)
-    """Which transactions have ended, and whether by a commit."""
-
-    def begin(self, transaction_id: int) -> None:
-        self.open[transaction_id] = []
-        self.next_transaction_id = max(self.next_transaction_id, transaction_id + 1)
-
-    def insert(self, transaction_id: int, row: Row) -> None:
-        self.open[transaction_id].append(replace(row))
-
-    def prepare(self, transaction_id: int) -> None:
-        self.prepared.add(transaction_id)
-
-    def end(self, transaction_id: int, committed: bool) -> None:
-        rows = self.open.pop(transaction_id)
-        self.prepared.discard(transaction_id)
-        self.outcomes[transaction_id] = committed
-        self.latest_completed = max(self.latest_completed, transaction_id)
-        if committed:
-            self.rows.update((row.record.id, row) for row in rows)
-
-    def draw(self, number: int) -> None:
-        self.last_drawn = number
-
-    def delete(self, transaction_id: int, ids: Iterable[int], at: int) -> None:
-        self._change(transaction_id)
-        for number in ids:
-            del self.rows[number]
-
-    def set_marks(self, transaction_id: int, ids: Iterable[int], mark: UUID | None) -> None:
-        self._change(transaction_id)
-        for number in ids:
-            self.rows[number].mark = mark
-
-    def park(self, transaction_id: int, moves: Iterable[tuple[int, int, Refusal | None]]) -> None:
-        """Rows of the outbox, by id, become parked ones, by number."""
-        self._change(transaction_id)
-        for identity, number, refusal in moves:
-            row = self.rows.pop(identity)
-            self.parked[number] = ParkedRow(row.record, row.transaction_id, refusal, due=_can_pass(refusal))
-            self.next_number = number + 1
-
-    def unpark(self, transaction_id: int, numbers: Iterable[int], at: int) -> None:
-        self._change(transaction_id)
-        for number in numbers:
-            del self.parked[number]
-
-    def released(self, most: int) -> tuple[int, ...]:
-        """The numbers of what nothing holds any more."""
-        waiting = [(number, row) for number, row in sorted(self.parked.items()) if not row.discarded]
-        topics = {row.record.topic for _, row in waiting if row.refusal and row.refusal.cause.is_of_the_topic}
-        heads = {row.record[1:3]: (number, row) for number, row in reversed(waiting)}
-        free = [
-            number
-            for number, row in heads.values()
-            if row.refusal is None and not row.due and row.record.topic not in topics
-        ]
-        return tuple(free[:most])
-
-    def release(self, transaction_id: int, numbers: Iterable[int]) -> None:
-        self._change(transaction_id)
-        for number in numbers:
-            self.parked[number] = replace(self.parked[number], due=True)
-
-    def refuse(self, transaction_id: int, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
-        """Parked rows were refused again, and others were tried with them."""
-        self._change(transaction_id)
-        for number in {*refusals, *others}:
-            row = self.parked[number]
-            refusal = refusals.get(number)
-            if refusal is None and row.waits_to_be_asked_for and row.refusal and not row.refusal.cause.is_of_the_topic:
-                refusal = row.refusal
-            self.parked[number] = replace(
-                row,
-                refusal=refusal,
-                due=_can_pass(refusal),
-                requested=None if row.requested == "retry" else row.requested,
-            )
-
-    def ask(self, transaction_id: int, numbers: Iterable[int], request: str) -> None:
-        """An operator asks for something."""
-        self._change(transaction_id)
-        for number in numbers:
-            self.parked[number] = replace(self.parked[number], requested=request)
-
-    def discard(self, transaction_id: int, numbers: Collection[int]) -> None:
-        self._change(transaction_id)
-        for number in numbers:
-            self.parked[number] = replace(self.parked[number], discarded=True, due=False, requested=None)
-
-    def announce(self, watermark: Snapshot, at: int) -> None:
-        """What listeners are told when the statement that follows has ended."""
-
-    def set_fence(self, transaction_id: int, fence: FenceRow) -> None:
-        self._change(transaction_id)
-        self.fence = fence
-
-    def exchange(self, transaction_id: int, table_oid: int) -> None:
-        self._change(transaction_id)
-        self.rows, self.last_drawn, self.table_oid = {}, 0, table_oid
-        self.file_number += 1
-
-    def load(self, transaction_id: int, table_oid: int) -> None:
-        """All that is committed stands in another cluster now, which is younger and has seen no transaction of it."""
-        self.open.clear()
-        self.prepared.clear()
-        self.outcomes.clear()
-        self.next_transaction_id, self.latest_completed, self.table_oid = 1000, 999, table_oid
-
-    def recover(self) -> None:
-        """What a restart does: transactions that were neither ended nor prepared are rolled back."""
-        for transaction_id in [number for number in self.open if number not in self.prepared]:
-            self.end(transaction_id, False)
-        self.latest_completed = self.next_transaction_id - 1
-
-    def _change(self, transaction_id: int) -> None:
-        """A statement that is a transaction of its own."""
-        self.next_transaction_id = max(self.next_transaction_id, transaction_id + 1)
-        self.latest_completed = max(self.latest_completed, transaction_id)
-
-
-def _can_pass(refusal: Refusal | None) -> bool:
-    return refusal is not None and refusal.cause.can_pass
 
 
 Change = tuple[str, tuple[Any, ...]]
@@ -232,10 +46,15 @@ class Database:
         """How often it has become another by a restore, a promotion or a dump."""
         self.past: list[list[Change]] = []
         """The logs of histories that were restored away, as far as they were flushed."""
+        self.were_accepted: set[str] = set()
+        self.were_owed: set[str] = set()
+        """The clusters that did not count for a while."""
+        self.refusals: list[str] = []
+        """Why clusters could not be attached."""
         self.on_crash: list[Callable[[], None]] = []
-        self.on_announce: list[Callable[[str], None]] = []
-        """Told what a leader announces, when the statement has ended that it is part of."""
-        self._announced: list[str] = []
+        self.on_announce: list[Callable[[str, str], None]] = []
+        """Told the channel, and what a leader announces, when the statement has ended that it is part of."""
+        self._announced: list[tuple[str, str]] = []
         self._tick = tick
         self._life = 0
 
@@ -254,7 +73,7 @@ class Database:
 
     @staticmethod
     def guarded(loaded: int | None, own: int) -> int:
-        """What the outbox's trigger makes of the transaction id that a row is loaded with: the writer's own."""
+        """The transaction id that the outbox's trigger gives a loaded row: the writer's own."""
         return own
 
     def draw(self) -> int:
@@ -272,9 +91,9 @@ class Database:
         self.write(change, self.state.next_transaction_id, *values)
         self.flush()
         announced, self._announced = self._announced, []
-        for text in announced:
+        for channel, text in announced:
             for told in list(self.on_announce):
-                told(text)
+                told(channel, text)
 
     def delete(self, ids: Iterable[int]) -> None:
         self.statement("delete", tuple(ids), self._tick())
@@ -282,12 +101,15 @@ class Database:
     def unpark(self, numbers: Iterable[int]) -> None:
         self.statement("unpark", tuple(numbers), self._tick())
 
-    def announce(self, watermark: Snapshot | None) -> None:
+    def announce(self, watermark: Snapshot | None, shard: int = 0) -> None:
         """Part of a statement: it is written with the statement's own change, which follows."""
         if watermark is not None:
-            self.write("announce", watermark, self._tick())
-            text = f"0 {self.state.fence.incarnation} {watermark}"
-            self._announced.append(f"{text} {proof_of(text, SECRET)}")
+            slots = self.state.fences[shard].slots
+            self.write("announce", watermark, self._tick(), slots)
+            of_many = () if slots is None else (self.state.layout.number,)
+            text = " ".join(map(str, (shard, *of_many, self.state.fence.incarnation, watermark)))
+            channel = f"outbox {'' if slots is None else 'shards '}{OUTBOX_ID}"
+            self._announced.append((channel, f"{text} {proof_of(text, SECRET)}"))
 
     def flush(self) -> None:
         self.flushed = len(self.log)
@@ -298,11 +120,11 @@ class Database:
         return Snapshot(min(in_progress, default=xmax), xmax, in_progress)
 
     @property
-    def history(self) -> History:
-        return History(self.system_identifier, self.timeline, self.state.table_oid, self.database_oid)
+    def history(self) -> DatabaseIdentity:
+        return DatabaseIdentity(self.system_identifier, self.timeline, self.state.table_oid, self.database_oid)
 
     def outcome(self, transaction_id: int) -> str:
-        """What pg_xact_status() says."""
+        """The answer of pg_xact_status()."""
         if transaction_id >= self.snapshot().xmax or transaction_id in self.state.open:
             return "in progress"
         return "committed" if self.state.outcomes.get(transaction_id) else "aborted"
@@ -331,7 +153,7 @@ class Database:
         return copy
 
     def restore(self, position: int, *, new_timeline: bool) -> None:
-        """Go back to how it was at a position of the log; what came after is of another history."""
+        """Go back to how it was at a position of the log; what came after belongs to another history."""
         self.past.append(self.log[: self.flushed])
         self.undone += 1
         self._restart(min(position, self.flushed))

@@ -11,9 +11,11 @@ import asyncio
 from collections.abc import Collection, Iterator
 
 from simulation.histories import History
-from simulation.kafka import LEDGER, PARTITIONS, Place
+from simulation.kafka import LEDGER, PARTITIONS
 from simulation.loop import ELSEWHERE
 from simulation.world import Member
+
+from airflow_outbox.values.extents import TopicAndPartition
 
 TOPICS = ("t0", "t1")
 _SHORTEST, _LONGEST = 0.5, 15.0  # how long a partition is away, in seconds
@@ -29,7 +31,7 @@ _BACKLOG = 100  # records; so that a leader holds some for its next transactions
 
 
 KAFKA = ("add", "publish", "commit", "end", "stable offsets", "glimpse", "ledger")
-"""What a leader asks of Kafka."""
+"""A leader's requests to Kafka."""
 
 
 class Stranding:
@@ -79,7 +81,7 @@ class SickPartitions(History):
             await asyncio.sleep(_SHORTEST + (_LONGEST - _SHORTEST) * random.random() ** 2)
             broker.find_leader(place)
 
-    def lose(self, place: Place) -> None:
+    def lose(self, place: TopicAndPartition) -> None:
         self.world.broker.lose_leader(place)
         self.steps.append(f"{asyncio.get_running_loop().time():.2f} {place} has no leader")
 
@@ -109,10 +111,10 @@ class SickPartitions(History):
             await asyncio.sleep(_SLOW)
         self.world.watch = None
 
-    def _place(self) -> Place:
+    def _place(self) -> TopicAndPartition:
         return self.world.random.choice(TOPICS), self.world.random.randrange(PARTITIONS)
 
-    def _writing_time(self, places: Collection[Place]) -> float:
+    def _writing_time(self, places: Collection[TopicAndPartition]) -> float:
         """The coordinator is slow now and then. When that holds a commit up before its record is in the ledger,
         Postgres crashes, so that the leader's next term finds the commit under way.
         """
@@ -126,7 +128,7 @@ class SickPartitions(History):
         found = [] if not await self.drain() else await self._go_on_without(self._place())
         return found + await super().end()
 
-    async def _go_on_without(self, place: Place) -> list[str]:
+    async def _go_on_without(self, place: TopicAndPartition) -> list[str]:
         """Have one partition away; what is wrong with all others."""
         broker, random = self.world.broker, self.world.random
         writing = asyncio.create_task(self.applications.go_on(12))
@@ -148,7 +150,7 @@ class SickPartitions(History):
         await writing
         return found
 
-    async def _relapse(self, place: Place) -> None:
+    async def _relapse(self, place: TopicAndPartition) -> None:
         """A partition is back until records that had to wait for it are committed, and away before they can be read."""
         broker = self.world.broker
 
@@ -164,7 +166,7 @@ class SickPartitions(History):
         await asyncio.sleep(_RELAPSE)
         self.world.watch = None
 
-    async def _others_are_out(self, writing: asyncio.Task[None], place: Place) -> list[str]:
+    async def _others_are_out(self, writing: asyncio.Task[None], place: TopicAndPartition) -> list[str]:
         await writing
         self.world.database.flush()
         loop = asyncio.get_running_loop()
@@ -173,7 +175,7 @@ class SickPartitions(History):
             await asyncio.sleep(0.25)
         return [*self._innocents(place)]
 
-    def _innocents(self, place: Place) -> Iterator[str]:
+    def _innocents(self, place: TopicAndPartition) -> Iterator[str]:
         """Records that wait for a partition that they don't need."""
         state = self.world.database.state
         if state.rows:

@@ -1,114 +1,66 @@
-"""What the simulated Postgres makes of the harvester's statements: which lock the fence row, and for how long, and what
-they change at the end. A statement goes on when its client has died; only its backend's end ends it.
-"""
+"""The harvester's statements in the simulated Postgres: what they answer, and what they change."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from random import Random
+from functools import reduce
 from uuid import UUID
 
+from simulation.cluster_statements import ClusterStatements
+from simulation.database_state import SLOTS, FenceRow, Row, slot_of
+from simulation.locking import Backend
 from simulation.loop import ELSEWHERE
 from simulation.network import Answer
-from simulation.postgres import OUTBOX_ID, Database, FenceRow, Row
+from simulation.parked_statements import ParkedStatements
+from simulation.postgres import OUTBOX_ID
 
-from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError, TakeOverError
-from airflow_outbox.harvest.protocol.ledger import Parked, expanded
-from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
-from airflow_outbox.values.pages import Length, OutboxRow, Page, PageSnapshot
-from airflow_outbox.values.records import Lane, MarkedRecord, Snapshot
-from airflow_outbox.values.refusals import Cause, Refusal
+from airflow_outbox.errors import FencedError, LayoutChangedError, TakeOverError
+from airflow_outbox.values.fence import (
+    Fence,
+    Flushed,
+    LedgerPosition,
+    LedgerRow,
+    OperatorRequest,
+    Pulse,
+    ShardLook,
+)
+from airflow_outbox.values.layout import Layout
+from airflow_outbox.values.pages import Cursors, Length, OutboxRow, Page, PageSnapshot
+from airflow_outbox.values.records import MarkedRecord, Snapshot
 
-LOCK_TIMEOUT = 1.0
-
-
-class Backend:
-    """A session of one connection."""
-
-    __slots__ = ("_database", "_ended", "_life")
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._life = database.life
-        self._ended = False
-
-    @property
-    def is_alive(self) -> bool:
-        return not self._ended and self._database.alive(self._life)
-
-    def end(self) -> None:
-        self._ended = True
+_LOCK_TIMEOUT = 1.0
 
 
-class Server:
-    """Carries out statements. A statement that locks the fence row takes up to `slowness` seconds, rarely longer."""
+class Server(ClusterStatements, ParkedStatements):
+    """Carries out statements."""
 
-    def __init__(self, database: Database, random: Random, *, slowness: float) -> None:
-        self.database = database
-        self._random = random
-        self.slowness = slowness
-        self._holders: list[tuple[Backend, Answer]] = []  # statements that hold the fence row
-        self._alone: tuple[Backend, Answer] | None = None  # the last one that changed it, and let nobody in besides
-        self._waiting: list[tuple[Callable[[], None], bool]] = []  # statements in turn, and whether they need it alone
-        database.on_crash.append(self._crashed)
-
-    def connect(self) -> Backend:
-        return Backend(self.database)
-
-    def run(self, backend: Backend | None, answer: Answer, effect: Callable[[], object]) -> None:
-        """A statement that takes effect at once. Raises nothing: an error is the answer."""
-        if not (self.database.up if backend is None else backend.is_alive):
-            answer.refuse(PostgresUnreachableError("simulated: the server has closed the connection"))
-            return
-        try:
-            answer.give(effect())
-        except OutboxError as error:
-            answer.refuse(error)
-
-    def run_locked(
+    def take_over(
         self,
-        backend: Backend,
-        view: UUID | None,
+        backends: tuple[Backend, ...],
+        view: UUID,
+        after: Collection[UUID],
         answer: Answer,
-        effect: Callable[[], object],
         *,
-        alone: bool = False,
+        layout: int | None = None,
+        reshards: bool = False,
     ) -> None:
-        """A statement that holds the fence row until it is committed: shared, or `alone` when it changes the row.
-
-        Without a view it goes by no fence.
-        """
-        holder = backend, answer
-
-        def start() -> None:
-            if not backend.is_alive or (view is not None and self.database.state.fence.view != view):
-                self.run(backend, answer, lambda: self.require(view))
-                return
-            self._holders.append(holder)
-            self._alone = holder if alone else self._alone
-            draw = self._random.random
-            duration = self.slowness * draw() * (1 if draw() < 0.95 else 40)
-            asyncio.get_running_loop().call_later(duration, finish, context=ELSEWHERE)
-
-        def finish() -> None:
-            if holder in self._holders:
-                self._holders.remove(holder)
-                self.run(backend, answer, effect)
-                self._let_in()
-
-        self._waiting.append((start, alone))
-        self._let_in()
-
-    def take_over(self, backends: tuple[Backend, ...], view: UUID, after: Collection[UUID], answer: Answer) -> None:
         def effect() -> Fence:
-            fence = self.database.state.fence
+            fence, state = self.row, self.database.state
+            if not self.may_be_led(layout):
+                raise LayoutChangedError
             if after and fence.view not in after:
                 raise FencedError
-            recorded = fence.recorded or self.database.history
-            self.set_fence(replace(fence, view=view, backends=backends, recorded=recorded))
+            is_open = self.shard == 0 or not (state.layout.wanted or state.fence.attaches)
+            if not reshards and (fence.slots == () or not is_open):
+                raise TakeOverError
+            if state.fence.recorded is None and self.shard:
+                self.set_fence(replace(state.fence, recorded=self.database.history), 0)
+            recorded = state.fence.recorded or self.database.history
+            now = asyncio.get_running_loop().time()
+            led = {"is_led": True, "hands_over": False, "heard_at": now}
+            self.set_fence(replace(fence, view=view, backends=backends, recorded=recorded, **led))
             return self.fence(view)
 
         def start() -> None:
@@ -116,7 +68,7 @@ class Server:
 
         def expire() -> None:
             if waiting in self._waiting:
-                for old in self.database.state.fence.backends:
+                for old in self.row.backends:
                     self._end(old)
                 self._let_in()
             if waiting in self._waiting:
@@ -128,40 +80,85 @@ class Server:
         self._waiting.append(waiting)
         self._let_in()
         if waiting in self._waiting:
-            asyncio.get_running_loop().call_later(LOCK_TIMEOUT, expire, context=ELSEWHERE)
+            asyncio.get_running_loop().call_later(_LOCK_TIMEOUT, expire, context=ELSEWHERE)
 
-    # What statements do
-
-    def require(self, view: UUID | None) -> None:
-        if view is not None and self.database.state.fence.view != view:
-            raise FencedError
-
-    def set_fence(self, fence: FenceRow) -> None:
-        self.database.statement("set_fence", fence)
+    def may_be_led(self, layout: int | None) -> bool:
+        """Whether the outbox has this layout (None: any will do)."""
+        return layout in (None, self.database.state.layout.number)
 
     def fence(self, view: UUID) -> Fence:
         self.require(view)
-        database, row = self.database, self.database.state.fence
+        database, row = self.database, self.row
         state = database.state
-        assert row.recorded is not None
+        whole = state.fence
+        assert whole.recorded is not None
         of_rows = {row.transaction_id for row in state.rows.values()}
         return Fence(
-            request=row.request,
+            request=self._request,
             outbox_id=OUTBOX_ID,
-            incarnation=row.incarnation,
+            incarnation=whole.incarnation,
             delivery=row.delivery,
             transactional_ids=row.transactional_ids,
-            recorded=row.recorded,
+            recorded=whole.recorded,
             present=database.history,
             witness=row.witness,
             last_drawn=state.last_drawn,
             beats=row.beats,
             next_transaction_id=database.snapshot().xmax,
             newest_transaction_id=max((number for number in of_rows if number >= database.snapshot().xmax), default=0),
-            halted=row.halted,
+            halted=whole.halted,
             flushed=row.flushed,
             begun_view=row.begun_view,
+            shard=self.shard,
+            layout=state.layout.number,
+            slots=row.slots,
+            primary=row.primary,
+            backups=row.backups,
+            owed={name: replace(owed, skipped=row.skipped.get(name)) for name, owed in row.owed.items()},
+            begun_primary=row.begun_primary,
+            dormant=tuple(sorted(shard for shard, other in state.fences.items() if _rests(other))),
+            membership=state.fence.membership,
         )
+
+    @property
+    def _request(self) -> OperatorRequest:
+        state = self.database.state
+        wanted = None if self.shard else state.layout.wanted
+        whole = state.fence
+        asked = {"attach": whole.attach, "attach_how": whole.attach_how, "attaches": whole.attaches}
+        return replace(state.fence.request, handover=self.row.hands_over, shards=wanted, **asked)
+
+    def write_layout(self, views: Mapping[int, UUID], shards: int) -> dict[int, UUID]:
+        """Another layout: fresh views for all, and the watermark that sees what all see."""
+        state = self.database.state
+        self.require_views(views)
+        watermarks = [row.flushed.watermark for row in state.present.values()]
+        watermark = self.met(watermarks)
+        highest_id = max(row.witness.highest_id for row in state.fences.values())
+        fences = {}
+        for shard, row in state.fences.items():
+            slots = tuple(range(shard, SLOTS, shards)) if shard < shards else ()
+            fences[shard] = replace(
+                row,
+                view=UUID(int=self._random.getrandbits(128), version=4),
+                is_led=False,
+                slots=None if shards == 1 and shard == 0 else slots,
+                delivery=state.fence.delivery,
+                witness=replace(row.witness, highest_id=highest_id),
+                flushed=replace(row.flushed, watermark=watermark),
+            )
+        self.database.statement("set_layout", Layout(state.layout.number + 1, shards), fences)
+        return {shard: row.view for shard, row in fences.items() if shard < shards and row.view is not None}
+
+    def require_views(self, views: Mapping[int, UUID]) -> None:
+        """A member that writes a layout has to lead all shards that have slots."""
+        if views != {shard: row.view for shard, row in self.database.state.present.items()}:
+            raise FencedError
+
+    @staticmethod
+    def met(watermarks: Sequence[Snapshot | None]) -> Snapshot | None:
+        known = [watermark for watermark in watermarks if watermark is not None]
+        return reduce(Snapshot.meet, known) if len(known) == len(watermarks) else None
 
     def begin(
         self,
@@ -170,27 +167,49 @@ class Server:
         witness: LedgerPosition,
         transactional_ids: Sequence[str] | None,
         flushed: Flushed | None,
+        backups: Mapping[str, LedgerRow],
     ) -> None:
         self.require(view)
-        row = self.database.state.fence
+        row = self.row
+        assert backups.keys() == row.backups.keys() or transactional_ids is None
         ids = row.transactional_ids if transactional_ids is None else tuple(transactional_ids)
         row = replace(row, transactional_ids=ids, flushed=flushed or row.flushed)
         row = replace(row, delivery=delivery, witness=witness, beats=row.beats + 1, begun_view=row.view)
-        self.set_fence(row)
+        row = replace(row, begun_primary=row.primary)
+        self.set_fence(replace(row, backups=backups or row.backups))
 
-    def heartbeat(self, view: UUID | None, witness: LedgerPosition | None, flushed: Flushed | None) -> Pulse:
+    def heartbeat(self, view: UUID | None, witness: Mapping[str, LedgerPosition], flushed: Flushed | None) -> Pulse:
         self.require(view)
-        row = self.database.state.fence
-        seen = row.witness if witness is None else replace(witness, topic_id=row.witness.topic_id)
+        row = self.row
+        seen = _seen(row.witness, witness.get(row.primary))
+        backups = {
+            cluster: replace(backup, witness=_seen(backup.witness, witness.get(cluster)))
+            for cluster, backup in row.backups.items()
+        }
+        row = replace(row, backups=backups)
         if flushed is not None:
-            self.database.announce(flushed.watermark)
-        self.set_fence(replace(row, witness=seen, beats=row.beats + 1, flushed=flushed or row.flushed))
-        return Pulse(row.request, self.database.state.table_oid, self.database.state.last_drawn, row.beats + 1)
+            self.database.announce(flushed.watermark, self.shard)
+        heard_at = asyncio.get_running_loop().time()
+        row = replace(row, witness=seen, beats=row.beats + 1, flushed=flushed or row.flushed, heard_at=heard_at)
+        self.set_fence(row)
+        state = self.database.state
+        return Pulse(self._request, state.table_oid, state.last_drawn, row.beats, state.fence.halted)
+
+    def leave(self, view: UUID) -> None:
+        if self.row.view == view:
+            self.set_fence(replace(self.row, is_led=False))
+
+    def looks(self) -> list[ShardLook]:
+        now = asyncio.get_running_loop().time()
+        return [
+            ShardLook(shard, row.view, row.is_led, now - row.heard_at, row.hands_over)
+            for shard, row in sorted(self.database.state.present.items())
+        ]
 
     def halt(self, view: UUID, reason: str) -> None:
         row = self.database.state.fence
-        if row.view == view:
-            self.set_fence(replace(row, halted=row.halted or reason))
+        if self.row.view == view:
+            self.set_fence(replace(row, halted=row.halted or reason), 0)
 
     def first_reading(self, watermark: Snapshot | None) -> PageSnapshot:
         """Half of the time there are dead rows."""
@@ -207,6 +226,8 @@ class Server:
             and (within is None or within.sees(row.transaction_id))
             and (after is None or row.transaction_id < snapshot.xmax)
         ]
+        if reading.cursors is not None:
+            return self._read_slots(reading.cursors, due, snapshot, max_records=max_records)
         rows: list[OutboxRow] = []
         size = 0
         for row in due:
@@ -222,6 +243,33 @@ class Server:
             flushed=self.database.flushed,
             table_oid=self.database.state.table_oid,
             file_number=self.database.state.file_number,
+        )
+
+    def _read_slots(self, cursors: Cursors, due: Sequence[Row], snapshot: Snapshot, *, max_records: int) -> Page:
+        asked = cursors[:max_records]
+        most = max_records // max(1, len(asked))
+        rows: list[OutboxRow] = []
+        left: list[tuple[int, int]] = []
+        by_slot: dict[int, list[MarkedRecord]] = {}
+        for row in due:
+            by_slot.setdefault(slot_of(row.record), []).append(row.record)
+        for slot, above in asked if by_slot else ():
+            if (waiting := by_slot.get(slot)) is None:
+                continue
+            own = [record for record in waiting if record.id > above][:most]
+            rows += [(*record, record.size, None) for record in own]
+            if len(own) == most:
+                left.append((slot, own[-1].id))
+        left += cursors[len(asked) :]
+        return Page(
+            rows,
+            snapshot,
+            not left,
+            written=len(self.database.log),
+            flushed=self.database.flushed,
+            table_oid=self.database.state.table_oid,
+            file_number=self.database.state.file_number,
+            cursors=tuple(left),
         )
 
     def lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
@@ -253,117 +301,14 @@ class Server:
     def delete(self, ids: Sequence[int], unless: Callable[[Row], bool]) -> None:
         self.database.delete(self._found(ids, lambda row: not unless(row)))
 
-    # Parked records
 
-    def parked_lanes(self) -> tuple[dict[Lane, int], set[str]]:
-        waiting = [row for row in self.database.state.parked.values() if not row.discarded]
-        lanes = Counter((row.record.topic, row.record.key) for row in waiting)
-        refused = (row for row in waiting if row.refusal and row.refusal.cause.is_of_the_topic)
-        return dict(lanes), {row.record.topic for row in refused}
+def _rests(row: FenceRow) -> bool:
+    """Whether a shard has batches, but no slots in this layout."""
+    return row.slots == () and any(
+        witness.batch
+        for witness in (row.witness, *(each.witness for each in (*row.backups.values(), *row.owed.values())))
+    )
 
-    def park(self, parked: Sequence[Parked], unless: Callable[[Row], bool]) -> None:
-        number = self.database.state.next_number
-        moves: list[tuple[int, int, Refusal | None]] = []
-        for group in parked:
-            refusal = None if group.cause is None else Refusal(Cause(group.cause), group.reason or "")
-            moves += [
-                (identity, 0, refusal) for identity in self._found(expanded(group.runs), lambda row: not unless(row))
-            ]
-        moves = [(identity, number + place, refusal) for place, (identity, _, refusal) in enumerate(sorted(moves))]
-        if moves:
-            self.database.statement("park", tuple(moves))
 
-    def parked_due(self, *, max_records: int, of_all_lanes: bool) -> list[OutboxRow]:
-        rows = sorted((number, row) for number, row in self.database.state.parked.items() if not row.discarded)
-        asked = [row for _, row in rows if row.due or row.requested == "retry"]
-        lanes = {row.record[1:3] for row in asked}
-        topics = {row.record.topic for row in asked if row.refusal and row.refusal.cause.is_of_the_topic}
-        refused = {row.record[1:3]: number for number, row in reversed(rows) if row.has_a_cause_of_its_own}
-        due = [
-            (number, *row.record[1:], 0, row.transaction_id)
-            for number, row in rows
-            if (of_all_lanes and asked)
-            or row.record[1:3] in lanes
-            or (row.record.topic in topics and number < refused.get(row.record[1:3], number + 1))
-        ]
-        return due[:max_records]
-
-    def parked_in_part(self) -> set[int]:
-        state = self.database.state
-        return {row.transaction_id for row in state.parked.values()} & {
-            row.transaction_id for row in state.rows.values()
-        }
-
-    def parked_lengths(self, transaction_ids: Collection[int]) -> dict[int, Length]:
-        found: dict[int, list[int]] = {}
-        waiting = {number: row for number, row in self.database.state.parked.items() if not row.discarded}
-        for number, row in waiting.items():
-            if row.transaction_id in transaction_ids:
-                found.setdefault(row.transaction_id, []).append(number)
-        stays = {row.transaction_id for row in waiting.values() if row.waits_to_be_asked_for}
-        if any(row.requested == "retry" for row in waiting.values()):
-            stays.clear()
-        left = Counter(row.transaction_id for row in self.database.state.rows.values())
-        return {
-            number: Length(len(numbers) + left[number], max(numbers))
-            for number, numbers in found.items()
-            if number not in stays
-        }
-
-    def unpark(self, numbers: Sequence[int]) -> None:
-        parked = self.database.state.parked
-        self.database.unpark(number for number in numbers if number in parked)
-
-    def note_refusals(self, refusals: Mapping[int, Refusal], others: Collection[int]) -> None:
-        parked = self.database.state.parked
-        there = {number: why for number, why in refusals.items() if number in parked}
-        behind = {
-            number
-            for number, row in parked.items()
-            for head, why in there.items()
-            if number > head and not row.discarded and (row.due or row.requested == "retry")
-            if row.record.topic == parked[head].record.topic
-            if row.record.key == parked[head].record.key or why.cause.is_of_the_topic
-        }
-        answered = [number for number in {*others, *behind} - there.keys() if number in parked]
-        self.database.statement("refuse", there, sorted(answered))
-
-    def release(self, max_records: int) -> bool:
-        held = self.database.state.released(max_records)
-        self.database.statement("release", held)
-        return len(held) == max_records
-
-    def discard_requested(self) -> list[Lane]:
-        asked = [
-            (number, row)
-            for number, row in self.database.state.parked.items()
-            if row.requested == "discard" and not row.discarded
-        ]
-        if asked:
-            self.database.statement("discard", tuple(number for number, _ in asked))
-        return [(row.record.topic, row.record.key) for _, row in asked]
-
-    def _found(self, ids: Sequence[int], condition: Callable[[Row], bool]) -> tuple[int, ...]:
-        rows = self.database.state.rows
-        return tuple(number for number in dict.fromkeys(ids) if number in rows and condition(rows[number]))
-
-    # Locks
-
-    def _end(self, backend: Backend) -> None:
-        backend.end()
-        for holder in [holder for holder in self._holders if holder[0] is backend]:
-            self._holders.remove(holder)
-            holder[1].refuse(PostgresUnreachableError("simulated: terminated by an administrator's command"))
-
-    def _let_in(self) -> None:
-        while self._waiting:
-            start, alone = self._waiting[0]
-            if self._holders and (alone or self._alone in self._holders):
-                return
-            del self._waiting[0]
-            start()
-
-    def _crashed(self) -> None:
-        for backend, _ in list(self._holders):
-            self._end(backend)
-        self._let_in()
+def _seen(before: LedgerPosition, now: LedgerPosition | None) -> LedgerPosition:
+    return before if now is None else replace(now, topic_id=before.topic_id)

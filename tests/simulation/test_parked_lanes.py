@@ -1,7 +1,7 @@
 """At least once: a record that was to wait behind a parked one is sent after all if that one goes just then.
 
 The record is marked while the discarding of the parked one is under way. It has to wait then, but once it could be
-parked its lane is free again. Nothing would come to release it: the release that follows a discarding overtakes it.
+parked its lane is free again. Nothing would release it: the release that follows a discarding overtakes it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
 from airflow_outbox.harvest.protocol.parking import Diversion, ParkedLanes
+from airflow_outbox.values.pages import ID
 from airflow_outbox.values.records import MarkedRecord
 from airflow_outbox.values.refusals import Cause, Refusal
 
@@ -55,8 +56,8 @@ def _published() -> list[object]:
 
 
 def _as_before(_: ParkedLanes, rows: Sequence[Any], refusals: Mapping[int, Refusal]) -> Diversion[Any]:
-    refused = {row[0]: refusals[row[0]] for row in rows if row[0] in refusals}
-    return Diversion((), refused, [row[0] for row in rows if row[0] not in refused])
+    refused = {row[ID]: refusals[row[ID]] for row in rows if row[ID] in refusals}
+    return Diversion((), refused, [row[ID] for row in rows if row[ID] not in refused])
 
 
 def test_it_does_not_wait_for_what_is_gone() -> None:

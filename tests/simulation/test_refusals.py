@@ -10,6 +10,7 @@ from simulation.checker import complaints
 from simulation.loop import simulate
 from simulation.world import Design, Member, World
 
+from airflow_outbox.harvest.protocol.refused_topics import MOST_REFUSALS
 from airflow_outbox.values.records import MarkedRecord
 from airflow_outbox.values.refusals import Cause, Refusal
 
@@ -22,8 +23,8 @@ TERMS = 8
 """The most that a refusal may cost: each one narrows."""
 
 
-def record(number: int, key: str | None = None) -> MarkedRecord:
-    return MarkedRecord(number, "t", key or f"k{number}", f"v{number}", [], [], None)
+def record(number: int, key: str | None = None, topic: str = "t") -> MarkedRecord:
+    return MarkedRecord(number, topic, key or f"k{number}", f"v{number}", [], [], None)
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ def test_a_retry_of_several_of_which_one_is_still_refused(design: Design) -> Non
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 @pytest.mark.parametrize("keys", [2, 4])
 def test_a_retry_finds_a_refused_record_behind_another_in_each_of_several_keys(design: Design, keys: int) -> None:
-    """Each refusal ends a term. What the earlier ones have found is left out until all the rest is published."""
+    """Each refusal ends a term. Records found by the earlier ones are left out until all the rest is published."""
 
     async def live() -> None:
         first, second = range(1, keys + 1), range(keys + 1, 2 * keys + 1)
@@ -148,6 +149,40 @@ def test_a_retry_finds_a_refused_record_behind_another_in_each_of_several_keys(d
         world.database.statement("ask", tuple(world.database.state.parked), "retry")
         await scene.settles(within=20)
         assert scene.parked == {}  # a new request is a new try
+        await scene.member.stop()
+        assert not complaints(world.database, world.broker, exactly_once=design.delivery == "exactly_once")
+
+    simulate(live())
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_records_that_are_refused_all_the_time_cost_others_so_many_terms_a_minute_at_most(design: Design) -> None:
+    """Their topics' other records come later, too; but all of them come."""
+
+    async def live() -> None:
+        scene = RefusedMember.of(design)
+        world = scene.world
+        for number in range(1, 481):
+            if is_refused := number % 4 == 1:
+                world.broker.untold.add(f"v{number}")
+            topic = "sick" if is_refused or number % 4 == 3 else "sound"
+            world.database.stash(record(number, topic=topic))
+            await asyncio.sleep(0.25)
+            late = [row.record for row in world.database.state.rows.values() if row.record.id < number - 40]
+            assert not late, f"after ten seconds {late} are there"
+        assert scene.terms <= 3 * MOST_REFUSALS + TERMS  # in two minutes
+        assert not any(row.record.topic == "sound" for row in world.database.state.parked.values())
+        assert {row.refusal.cause for row in world.database.state.parked.values() if row.refusal} == {
+            Cause.UNTRIED,
+            Cause.REFUSED,
+        }
+        world.broker.untold.clear()
+        async with asyncio.timeout(300):
+            while parked := world.database.state.parked:
+                asked = [number for number, row in parked.items() if row.waits_to_be_asked_for and not row.requested]
+                if asked:
+                    world.database.statement("ask", tuple(asked), "retry")
+                await asyncio.sleep(1)
         await scene.member.stop()
         assert not complaints(world.database, world.broker, exactly_once=design.delivery == "exactly_once")
 

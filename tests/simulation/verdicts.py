@@ -6,28 +6,29 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What can be wrong in a history.
+    """The faults that a history can have.
 
-    Of records:
+    Records:
 
     - `LOST`, `DOUBLED`, or `OUT_OF_ORDER` within a topic and key;
     - `FOREIGN`: never committed in Postgres, or undone by a crash;
     - `TORN`: a source transaction of which only a part became visible at a time;
+    - `CLUSTERS_DIFFER`: one holds other records than another, or in another order, or in other transactions;
     - `DISCARDED_PUBLISHED`: an operator had thrown the record away;
     - `PURGED_UNPUBLISHED`: deleted before it was readable.
 
-    Of what is told:
+    Answers:
 
     - `FALSE_WATERMARK`: it sees a transaction that is not readable as a whole, or goes back;
     - `FALSE_COUNTS` of what was published;
     - `FALSE_PUBLISHED`: a waiter was told so too early;
     - `MISSING_PUBLISHED`: a waiter was never told, or was refused.
 
-    Of members:
+    Members:
 
     - `STUCK`: records are left;
     - `FALSE_ALARM`: another history was found where there is none;
-    - `DUEL`: a member took over without being elected;
+    - `DUEL`: a member took over without being elected, and without standing in for one that was;
     - `DISTURBED`: a copy of the database kept the original's members from their work;
     - `BUG`: an error that nobody expects.
     """
@@ -39,6 +40,7 @@ class Verdict(StrEnum):
     TORN = "torn"
     DISCARDED_PUBLISHED = "discarded and published"
     PURGED_UNPUBLISHED = "purged unpublished"
+    CLUSTERS_DIFFER = "clusters differ"
     FALSE_WATERMARK = "false watermark"
     FALSE_COUNTS = "false counts"
     FALSE_PUBLISHED = "false published"

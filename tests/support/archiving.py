@@ -1,4 +1,4 @@
-"""What tests of audits share: an outbox whose records are kept, and hands that can publish them well or badly."""
+"""Shared by tests of audits: an outbox whose records are kept, and hands that can publish them well or badly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 import yaml
 from click.testing import CliRunner
 from confluent_kafka import Producer
-from support.harvesting import Outbox, make_outbox
+from support.harvesting import PATIENCE, Outbox, make_outbox
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.cli import main
@@ -50,12 +50,19 @@ class Archived:
 
     def publish(self, records: Sequence[OutboxRecord], *, partition: int = 0, **settings: Any) -> None:
         """As a harvester would, or not."""
-        producer = Producer({"bootstrap.servers": self.outbox.bootstrap, **settings})
+        producer = Producer({"bootstrap.servers": self.outbox.bootstrap, "enable.idempotence": True, **settings})
+        errors: list[object] = []
         for record in records:
             producer.produce(
-                record.topic, key=record.key, value=record.value, headers=record.header_pairs(), partition=partition
+                record.topic,
+                key=record.key,
+                value=record.value,
+                headers=record.header_pairs(),
+                partition=partition,
+                on_delivery=lambda error, _: errors.append(error),
             )
-        assert producer.flush(10) == 0
+        assert producer.flush(PATIENCE) == 0
+        assert errors == [None] * len(records)
 
     def purge(self) -> None:
         """Let nothing wait."""

@@ -13,8 +13,24 @@ import yaml
 from support.archiving import Archived, make_archived
 from support.harvesting import CHILD, COMMAND, Outbox, Process, make_outbox
 from support.leading import Leader
+from support.tracing import Traces
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.postgres.connection import KEEP_ALIVE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_connections() -> Iterator[None]:
+    """In this process, connecting to a Postgres that a busy machine holds up takes the time that it needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KEEP_ALIVE, "connect_timeout", 20)
+        yield
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
+    """The spans that this process makes during the test, kept in memory."""
+    return Traces.begin(monkeypatch)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ NAME = OutboxName.parse("outbox")
 
 
 class Leader:
-    """What a leader tells Postgres, and an application's way to stash."""
+    """A leader's statements to Postgres, and an application's way to stash."""
 
     def __init__(self, database: str, *, delivery: str = "exactly_once") -> None:
         self.connection = psycopg.connect(database, autocommit=True)
@@ -44,7 +44,7 @@ class Leader:
 
     def purge(self) -> None:
         """Announce, with a purge, that all is out; the fence row does not know yet."""
-        self.table.purge_published(self.view, [], self.watermark(), watermark=self.watermark())
+        self.table.windows.purge_published(self.view, [], self.watermark(), watermark=self.watermark())
 
     def beat(self, *, topics: dict[str, int] | None = None) -> None:
         """Announce and store."""
@@ -52,7 +52,7 @@ class Leader:
         self.table.heartbeat(self.view, published=0, in_flight=0, rate=0, flushed=flushed)
 
     def park(self, ticket: Ticket, records: int, reason: str = "refused") -> None:
-        """Park the first records of a transaction, as such that Kafka has refused."""
+        """Park the first records of a transaction, as if Kafka had refused them."""
         parked = ParkedTable(self.table)
         ids = self.connection.execute(
             "SELECT id FROM outbox WHERE transaction_id = %s::text::xid8 ORDER BY id LIMIT %s",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.harvesting import PATIENCE
 
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.process import ServerProcess
@@ -59,7 +60,7 @@ class Pooler:
             user=user,
             environment={**os.environ, "LD_LIBRARY_PATH": libraries},
         )
-        self._server.wait_until(self._answers, timeout=20)
+        self._server.wait_until(self._answers, timeout=PATIENCE)
 
     def url(self, dbname: str) -> str:
         return make_conninfo("", host=LOOPBACK, port=self.port, dbname=dbname, user="postgres")
@@ -72,7 +73,7 @@ class Pooler:
 
     def _answers(self) -> bool:
         try:
-            psycopg.connect(self.url("postgres"), connect_timeout=2).close()
+            psycopg.connect(self.url("postgres"), connect_timeout=10).close()
         except psycopg.OperationalError:
             return False
         return True

@@ -1,10 +1,11 @@
-"""What Postgres says in its log of the statements that it has run in one database, each with the rows it returned."""
+"""The statements that Postgres has run in one database, by its log, each with the rows it returned."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -46,7 +47,7 @@ class Statement:
 def _queries() -> dict[str, re.Pattern[str]]:
     return {
         name: re.compile(".*?".join(map(re.escape, _FILLED_IN.split(text))), re.DOTALL)
-        for file in ("connection", "fence", "windows", "marks")
+        for file in ("connection", "fence", "windows", "marks", "health_history")
         for name, text in statements(file).items()
     }
 
@@ -79,7 +80,7 @@ class StatementLog:
         return self._log.stat().st_size
 
     def statements(self, backends: Collection[int], *, since: int, until: int | None = None) -> list[Statement]:
-        """What these backends have run between two places of the log, in order."""
+        """The statements of these backends between two places of the log, in order."""
         with self._log.open("rb") as log:
             log.seek(since)
             text = log.read(-1 if until is None else until - since).decode()
@@ -97,7 +98,9 @@ def _statements(text: str, backends: Collection[int]) -> Iterator[Statement]:
                 yield begun.pop(backend)
             begun[backend] = Statement(backend, moment, found[1])
         elif (found := _PLAN.match(message)) and backend in begun:
-            yield replace(begun.pop(backend), rows=round(json.loads(found[1])["Plan"]["Actual Rows"]))
+            with suppress(json.JSONDecodeError):  # it is being written
+                rows = round(json.loads(found[1])["Plan"]["Actual Rows"])
+                yield replace(begun.pop(backend), rows=rows)
     yield from begun.values()
 
 

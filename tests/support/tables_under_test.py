@@ -47,7 +47,8 @@ class Writer(Protocol):
 @dataclass(frozen=True, slots=True)
 class TableUnderTest:
     """Two members' tables over one outbox, a writer's way into it, and an operator's to its parked records: what is
-    asked of them, by id. `elapse` is when the time of every next try has come.
+    asked of them, by id. `elapse` is when the time of every next try has come. `back_up`: these clusters are backups.
+    `ask_attach`: an owed one is to count again.
     """
 
     one: Table
@@ -56,6 +57,8 @@ class TableUnderTest:
     begin: Callable[[], Writer]
     ask: Callable[[str, Collection[int]], None]
     elapse: Callable[[], None]
+    back_up: Callable[[Collection[str]], None]
+    ask_attach: Callable[[str], None]
 
 
 def pending(count: int, *, value: str | None = "value") -> list[MarkedRecord]:

@@ -9,20 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.parsing import parsed
 
 import airflow_outbox
 
 PACKAGE = Path(airflow_outbox.__file__).parent
-AIRFLOW_ROOMS = {"assets", "hooks", "triggers", "sensors", "operators", "provider_info", "version_compat"}
+AIRFLOW_CLI = {"airflow_cli"}
+AIRFLOW_ROOMS = {"assets", "hooks", "links", "triggers", "sensors", "operators", "provider_info", "version_compat"}
+PAGE = {"ui"}
 SPARK_ROOMS = {"spark"}
 SPARK_JOB = PACKAGE / "audit" / "spark_job.py"
+TRACING = {PACKAGE / name for name in ("values/trace_context.py", "harvest/spans.py", "harvest/tracing.py")}
 # Rooms from the outside in: each may import only from rooms behind it, and from its own.
 LAYERS = [
     {"demo"},
+    AIRFLOW_CLI,
     {"cli"},
+    PAGE,
     AIRFLOW_ROOMS,
     {"spark"},
+    {"debezium"},
     {"audit", "operate"},
+    {"positions"},
     {"harvest"},
     {"tickets"},
     {"stash"},
@@ -40,7 +48,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -66,8 +74,22 @@ def test_an_arrow_goes_only_inwards() -> None:
 def test_only_airflows_rooms_import_airflow_and_only_sparks_import_pyspark() -> None:
     for room, path in modules():
         roots = {name.split(".")[0] for name in imports(path)}
-        assert "airflow" not in roots or room in AIRFLOW_ROOMS, path
+        assert "airflow" not in roots or room in AIRFLOW_ROOMS | AIRFLOW_CLI | PAGE, path
         assert "pyspark" not in roots or room in SPARK_ROOMS | {"demo"} or path == SPARK_JOB, path
+
+
+def test_one_module_of_the_page_knows_airflow() -> None:
+    importing = {
+        path.name
+        for path in (PACKAGE / "ui").glob("*.py")
+        if "airflow" in {name.split(".")[0] for name in imports(path)}
+    }
+    assert importing == {"airflow.py", "plugin.py"}
+
+
+def test_only_what_traces_imports_opentelemetry() -> None:
+    importing = {path for _, path in modules() if "opentelemetry" in {name.split(".")[0] for name in imports(path)}}
+    assert importing == TRACING
 
 
 def test_decisions_import_values_and_errors_only() -> None:
@@ -98,10 +120,18 @@ def test_decisions_do_no_io() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["airflow_outbox", "airflow_outbox.harvest.__main__", "airflow_outbox.cli", "airflow_outbox.operate.check"],
+    [
+        "airflow_outbox",
+        "airflow_outbox.harvest.__main__",
+        "airflow_outbox.cli",
+        "airflow_outbox.operate.check",
+        "airflow_outbox.spark.options",
+        "airflow_outbox.values.trace_context",
+    ],
 )
-def test_neither_airflow_nor_spark_is_loaded(module: str) -> None:
-    code = f"import {module}, sys; print(sorted({{'airflow', 'pyspark', 'sqlalchemy'}} & set(sys.modules)))"
+def test_neither_airflow_nor_spark_nor_opentelemetry_is_loaded(module: str) -> None:
+    unwanted = {"airflow", "asyncpg", "django", "opentelemetry", "pyspark", "sqlalchemy"}
+    code = f"import {module}, sys; print(sorted({unwanted} & set(sys.modules)))"
     assert (
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
     )

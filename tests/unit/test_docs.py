@@ -1,4 +1,4 @@
-"""What the README and docs/ say is so: the site builds, excerpts are of the files they name, tables are complete."""
+"""The README and docs/ are true: the site builds, excerpts are of the files they name, tables are complete."""
 
 from __future__ import annotations
 
@@ -10,23 +10,37 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 from uuid import UUID
+from xml.etree import ElementTree
 
 import pytest
 import yaml
 from click import Command, Group
+from support.parsing import parsed
 
+from airflow_outbox.airflow_cli.definition import CONNECTIONS
 from airflow_outbox.cli import main
-from airflow_outbox.harvest.config import HarvestConfig, Limits, TransactionHeaders, VerdictSettings
+from airflow_outbox.harvest.config import (
+    HarvestConfig,
+    Limits,
+    PositionsSettings,
+    TracingSettings,
+    TransactionHeaders,
+    VerdictSettings,
+)
 from airflow_outbox.harvest.goharvest import GoharvestFile
 from airflow_outbox.harvest.kafka.names import KafkaNames
-from airflow_outbox.harvest.settings import names as setting_names
+from airflow_outbox.harvest.settings_base import names as setting_names
 from airflow_outbox.harvest.term import SLOWEST_POLL
 from airflow_outbox.operate.acls import DATA_TOPIC, needed_acls
 from airflow_outbox.spark.options import OPTION_NAMES
+from airflow_outbox.values.metrics import METRICS, QUANTILES, Metric, MetricKind, Stage
+from airflow_outbox.values.refusals import Cause
+from airflow_outbox.values.verdict import State
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "airflow_outbox"
@@ -35,7 +49,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_TYPES = {"text", "number", "object", "list", "number or null", "true or false"}
+_TYPES = {"text", "number", "object", "list", "number or null", "text or null", "true or false"}
 _CODE = re.compile(r"`([^`\n]+)`")
 
 
@@ -64,7 +78,7 @@ def prose(page: Path) -> str:
 
 
 def code_words(page: Path) -> Iterator[str]:
-    """What stands in backticks in a page's prose."""
+    """The words in backticks in a page's prose."""
     yield from _CODE.findall(prose(page))
 
 
@@ -92,6 +106,22 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     for page in html:
         assert not re.search(r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//", page.read_text("utf-8")), page
         assert not re.search(r"<link[^>]+stylesheet[^>]+href=\"(?:https?:)?//", page.read_text("utf-8")), page
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.name)
+def test_a_drawing_can_be_read_by_all_and_is_on_a_page(picture: Path) -> None:
+    drawing = ElementTree.parse(picture).getroot()
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    named = drawing.attrib["aria-labelledby"].split()
+    told = [part for kind in ("title", "desc") for part in drawing.findall(f"svg:{kind}", space)]
+    assert [part.attrib["id"] for part in told if part.text] == named == ["title", "description"]
+    _, _, width, height = map(float, drawing.attrib["viewBox"].split())
+    [ground] = [each for each in drawing.findall("svg:rect", space) if each.get("fill") == "#ffffff"][:1]
+    assert (float(ground.attrib["width"]), float(ground.attrib["height"])) == (width, height), (
+        "legible in the dark, too"
+    )
+    assert not re.search(r"(?:href|src)=", picture.read_text("utf-8")), "nothing is fetched"
+    assert any(f"images/{picture.name})" in page.read_text("utf-8") for page in PAGES)
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -139,7 +169,7 @@ def test_what_is_named_is_there() -> None:
     classes = {
         node.name
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(parsed(path.read_text("utf-8")))
         if isinstance(node, ast.ClassDef)
     }
     named = set()
@@ -157,10 +187,12 @@ def test_what_is_named_is_there() -> None:
 def test_every_setting_is_in_the_reference_with_its_default() -> None:
     documented = {row[0].strip("`"): row[1] for row in table_rows(DOCS / "reference" / "configuration.md")}
     settings = {
-        **defaults(HarvestConfig, except_for={"limits", "transaction_headers", "verdict"}),
+        **defaults(HarvestConfig, except_for={"limits", "positions", "tracing", "transaction_headers", "verdict"}),
         **defaults(TransactionHeaders, prefix="transaction_headers."),
         **defaults(Limits, prefix="limits."),
         **defaults(VerdictSettings, prefix="verdict."),
+        **defaults(TracingSettings, prefix="tracing."),
+        **defaults(PositionsSettings, prefix="positions."),
     }
     documented.pop("setting")
     assert documented == settings
@@ -220,12 +252,12 @@ def test_goharvests_settings_are_goharvests() -> None:
 def emitted() -> dict[str, set[str]]:
     """The events that the engine emits, each with the fields that it ever has."""
     found: dict[str, set[str]] = {}
-    for path in (PACKAGE / "harvest").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path in [*(PACKAGE / "harvest").rglob("*.py"), *(PACKAGE / "positions").rglob("*.py")]:
+        for node in ast.walk(parsed(path.read_text("utf-8"))):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
-            if called.strip("_") in {"events", "report_event"} and isinstance(node.args[0], ast.Constant):
+            if called.strip("_") == "events" and isinstance(node.args[0], ast.Constant):
                 fields = {keyword.arg for keyword in node.keywords if keyword.arg}
                 found.setdefault(str(node.args[0].value), set()).update(fields)
     return found
@@ -240,6 +272,44 @@ def test_every_event_is_in_the_reference_with_its_fields() -> None:
     assert fields == set().union(*events.values())
 
 
+def test_every_metric_is_in_the_reference() -> None:
+    def written(metric: Metric) -> list[str]:
+        labels = ["outbox", *metric.labels, *(["quantile"] if metric.kind is MetricKind.SUMMARY else [])]
+        names = [f"`{name}`" if name else "" for name in (metric.name, metric.stats_name)]
+        return [*names, metric.kind, metric.unit, ", ".join(f"`{label}`" for label in labels), metric.meaning]
+
+    rows = [row for row in table_rows(DOCS / "reference" / "metrics.md") if len(row) == 6]
+    assert rows[1:] == [written(metric) for metric in METRICS]
+
+
+def test_every_label_of_a_metric_is_in_the_reference() -> None:
+    rows = {row[0].strip("`"): row[1] for row in table_rows(DOCS / "reference" / "metrics.md") if len(row) == 2}
+    assert rows.keys() - {"label"} == {"outbox", "quantile", *(label for each in METRICS for label in each.labels)}
+    for label, values in {"state": State, "stage": Stage, "quantile": map(str, QUANTILES)}.items():
+        assert _CODE.findall(rows[label]) == list(values)
+
+
+def test_how_many_metrics_are_about_what() -> None:
+    kinds = [re.findall(r"^airflow_outbox_(shard|cluster|positions)_", metric.name or "") for metric in METRICS]
+    counts = [len(list(alike)) for _, alike in groupby(kinds)]
+    text = " ".join((DOCS / "reference" / "metrics.md").read_text("utf-8").split())
+    said = re.findall(r"(?:The first|The next|and|Then come) (\w+) (?:are )?about (?:the outbox|each|positions)", text)
+    numbers = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    assert [numbers.index(word) + 1 for word in said] == counts[:4]
+
+
+def test_every_cause_of_parking_is_on_the_pages() -> None:
+    rows = [row for row in table_rows(DOCS / "concepts" / "parking.md") if row[0].startswith("`")]
+    assert {row[0].strip("`"): row[2] for row in rows} == {cause: "yes" if cause.can_pass else "no" for cause in Cause}
+    text = (DOCS / "how-to" / "incidents.md").read_text("utf-8")
+    [remedies] = re.findall(r"^\| cause \| what removes it \|\n\| --- .*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    causes = [cause for row in remedies.splitlines() for cause in _CODE.findall(row.split("|")[1])]
+    assert sorted(causes) == sorted(Cause)
+    passing = {cause for cause in Cause if cause.can_pass}
+    assert "with the first five causes, and those with `untried` or `spread`, are tried again" in " ".join(text.split())
+    assert {*causes[:5], Cause.UNTRIED, Cause.SPREAD} == passing
+
+
 def commands() -> Iterator[tuple[str, Command]]:
     """Every command by its name, and those of groups by both names."""
     for name, command in main.commands.items():
@@ -250,10 +320,10 @@ def commands() -> Iterator[tuple[str, Command]]:
 
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "commands.md").read_text("utf-8")
-    options = set()
+    options = {flag for argument in CONNECTIONS for flag in argument.flags}
     for name, command in commands():
         assert re.search(rf"^##+ {name}$", text, re.MULTILINE), name
-        options |= {option for parameter in command.params for option in parameter.opts}
+        options |= {option for parameter in command.params for option in parameter.opts if option.startswith("-")}
         for parameter in command.params:
             if isinstance(parameter.default, str | int | float) and not getattr(parameter, "is_flag", False):
                 assert re.search(rf"`{parameter.opts[0]}` \| `{re.escape(str(parameter.default))}`", text), (
@@ -274,3 +344,29 @@ def test_every_room_is_in_the_house() -> None:
     for path in (ROOT / "tests").iterdir():
         if any(path.rglob("test_*.py")):
             assert f"`tests/{path.name}/`" in text, path.name
+
+
+def test_the_messages_of_troubleshooting_are_messages() -> None:
+    said = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(parsed(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.add(" ".join(node.value.split()))
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    _, _, table = page.partition("| you read | why | what to do |")
+    read = re.findall(r"^\| `([^`]+)` \|", table.partition("\n## ")[0], re.MULTILINE)
+    assert len(read) > 10
+    assert [text for text in read if not any(text in message for message in said)] == []
+
+
+def test_every_state_is_in_troubleshooting() -> None:
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    first = page.partition("## Records come twice")[0]
+    assert [
+        state for state in State if f"`{state.words}`" not in first and state.words not in {"HEALTHY", "UNKNOWN"}
+    ] == []
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = [row[0] for row in table_rows(DOCS / "glossary.md")][1:]
+    assert words == sorted(set(words), key=str.lower)

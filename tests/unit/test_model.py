@@ -40,4 +40,4 @@ def test_what_has_no_cores_left_bounds_the_rate() -> None:
     assert costs.apart(shards=100, postgres_cores=1, kafka_cores=4) == (pytest.approx(1_000_000), "postgres")
     lines = list(predictions(costs, cores=2))
     assert lines[0]["measured_share"] == 0.8
-    assert [line["at_most"] for line in lines[1:4]] == [200_000, 400_000, 800_000]
+    assert [line["at_most"] for line in lines[1:6]] == [1_000_000, 4_000_000, 200_000, 400_000, 800_000]

@@ -31,7 +31,7 @@ def alerts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def posted(connect: Connect) -> Iterator[list[Any]]:
-    """What was posted to the room's webhook."""
+    """The posts to the room's webhook."""
     found: list[Any] = []
 
     class Room(BaseHTTPRequestHandler):
@@ -60,11 +60,22 @@ async def test_a_change_is_posted_once(posted: list[Any]) -> None:
     callback.tell({**PARKED, "event": "retried", "reasons": []})  # refused again
     callback.tell({**PARKED, "event": "retried", "refused": 0, "reasons": []})
     callback.tell({**PARKED, "event": "discarded"})
-    await callback.finish(10)
+    stalled = {
+        "event": "verdict",
+        "outbox": "shop.outbox",
+        "state": "stalled",
+        "cause": "no Kafka",
+        "remedy": "Start it",
+    }
+    callback.tell(stalled)
+    callback.tell({**stalled, "state": "healthy", "cause": "a:1 leads", "remedy": ""})
+    await callback.finish(60)
     assert posted == [
         {"text": "shop.outbox: 2 records of orders are parked: no such topic. See airflow-outbox parked"},
         {"text": "shop.outbox: parked records of orders are published"},
         {"text": "shop.outbox: parked records of orders were discarded"},
+        {"text": "shop.outbox is stalled: no Kafka. Start it"},
+        {"text": "shop.outbox is healthy: a:1 leads."},
     ]
     assert logged == []
 

@@ -49,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 
 def requirements(extras: set[str]) -> dict[str, SpecifierSet]:
-    """What `airflow-outbox[extras]` needs here, by name: directly, and through what it needs."""
+    """The needs of `airflow-outbox[extras]` here, by name: its own, and those of its needs."""
     found: dict[str, SpecifierSet] = {}
     seen = set()
     waiting = [("airflow-outbox", frozenset(extras))]
@@ -82,7 +82,12 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_entry_points_lead_to_something() -> None:
     points = {(point.group, point.name): point for point in distribution("airflow-outbox").entry_points}
-    assert points.keys() == {("apache_airflow_provider", "provider_info"), ("console_scripts", "airflow-outbox")}
+    assert points.keys() == {
+        ("airflow.plugins", "outbox"),
+        ("apache_airflow_provider", "provider_info"),
+        ("console_scripts", "airflow-outbox"),
+    }
+    assert points["airflow.plugins", "outbox"].load().name == "outbox"
     assert callable(points["console_scripts", "airflow-outbox"].load())
     provider = points["apache_airflow_provider", "provider_info"].load()()
     assert provider["package-name"] == "airflow-outbox"
@@ -93,13 +98,19 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
     statements = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.sql")}
     assert {"airflow_outbox/sql/schema.sql", "airflow_outbox/sql/fence.sql"} <= statements
     assert any(path.startswith("airflow_outbox/sql/migrations/") for path in statements)
+    of_the_page = {
+        str(path.relative_to(ROOT))
+        for folder in ("templates", "assets")
+        for path in (PACKAGE / "ui" / folder).iterdir()
+    }
+    assert "airflow_outbox/ui/templates/one.html" in of_the_page
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     modules ^= {"airflow_outbox/spark/pyspark_outbox.py", "pyspark_outbox.py"}
-    assert packed == {*modules, *statements, "airflow_outbox/py.typed"}
+    assert packed == {*modules, *statements, *of_the_page, "airflow_outbox/py.typed"}
 
 
 def test_spark_finds_the_data_source_at_the_top_level(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Of what is installed, in a checkout's environment, too."""
+    """It finds it where the package is installed, in a checkout's environment, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         editable = zipfile.ZipFile(tmp_path / build_editable(str(tmp_path)))
@@ -123,6 +134,8 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     metadata = wheel.read(f"{info}/METADATA").decode()
     assert "\nRequires-Python: >=3.11\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert "\n## What it promises\n" in metadata
+    assert re.findall(r"\]\((?!https://)", metadata) == [], "an index would show broken links"
     assert "Apache License" in wheel.read(f"{info}/licenses/LICENSE").decode()
 
 
@@ -140,7 +153,7 @@ def test_airflow_2_is_not_enough() -> None:
 
 
 def test_the_pins_satisfy_every_requirement(pins: dict[str, str]) -> None:
-    needed = requirements({"demo", "dev"})
+    needed = requirements({"browser", "demo", "dev"})
     assert needed.keys() - pins.keys() == set()
     assert {
         name: pins[name] for name, range_ in needed.items() if not range_.contains(pins[name], prereleases=True)
@@ -148,14 +161,14 @@ def test_the_pins_satisfy_every_requirement(pins: dict[str, str]) -> None:
 
 
 def test_the_environment_has_the_pinned_versions(pins: dict[str, str]) -> None:
-    installed = {name: version(name) for name in requirements({"demo", "dev"})}
+    installed = {name: version(name) for name in requirements({"browser", "demo", "dev"})}
     assert {name: found for name, found in installed.items() if Version(found) != Version(pins[name])} == {}
 
 
 @pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
 def test_the_pins_fit_every_python_that_is_promised(python: str, pins: dict[str, str]) -> None:
     unfit = []
-    for name in requirements({"demo", "dev"}):
+    for name in requirements({"browser", "demo", "dev"}):
         allowed = distribution(name).metadata.get("Requires-Python")
         if allowed is not None and not SpecifierSet(allowed).contains(python):
             unfit.append(f"{name} {pins[name]} needs Python {allowed}")

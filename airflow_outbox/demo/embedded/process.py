@@ -80,7 +80,7 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def stop(self, number: signal.Signals, *, timeout: float = 30.0) -> None:
+    def stop(self, number: signal.Signals, *, timeout: float = 120.0) -> None:
         """End the server with this signal, even if it is paused.
 
         After `timeout` seconds it kills the server and raises `ServerError`.

@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
+from weakref import WeakMethod
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -30,6 +32,7 @@ from airflow_outbox.harvest.kafka.errors import (
     unreached,
 )
 from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.values.extents import TopicAndPartition
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +72,33 @@ class Cluster:
         self._kafka = kafka
         self._complaint: BrokerError | None = None
         self._versions = _Versions()
+        self._client = self._new_client(notes_versions=notes_versions)
+
+    def _new_client(self, *, notes_versions: bool = False) -> AdminClient:
+        complain = WeakMethod(self._complain)  # else the client would live on until a garbage collection
+
+        def tell(error: BrokerError) -> None:
+            if (told := complain()) is not None:
+                told(error)
+
+        settings: dict[str, Any] = {**CLIENT_SETTINGS, **self._kafka, "error_cb": tell}
+        if notes_versions:
+            settings |= {"debug": "feature", "log_level": 7}
         try:
-            settings: dict[str, Any] = {**CLIENT_SETTINGS, **kafka, "error_cb": self._complain}
-            if notes_versions:
-                settings |= {"debug": "feature", "log_level": 7}
-            self._client = AdminClient(settings, logger=self._versions.logger if notes_versions else logger)
+            return AdminClient(settings, logger=self._versions.logger if notes_versions else logger)
         except REFUSALS as error:
-            raise refused_settings(error, kafka, remedy="Correct kafka") from error
+            raise refused_settings(error, self._kafka, remedy="Correct kafka") from error
 
     def reach(self) -> None:
         """Raise KafkaError unless a broker answers."""
         self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})
+
+    def identity(self) -> str:
+        """Return the id that the cluster has given itself. Raises KafkaError."""
+        described = self._answers({"": self._client.describe_cluster(request_timeout=_TIMEOUT)})[""]
+        if isinstance(described, BrokerError):
+            raise KafkaError(f"the cluster does not tell its id: {described.str()}")
+        return str(described.cluster_id)
 
     def broker_settings(self) -> dict[int, Any]:
         """Return each broker's settings, or its error, by broker id. Raises KafkaError."""
@@ -148,17 +167,34 @@ class Cluster:
         )
         answer = self._answers(answers)[where]
         if isinstance(answer, BrokerError):
-            raise KafkaError(f"topic {topic}: {answer.str()}")
+            raise KafkaError(
+                f"the end of topic {topic} can't be found: {answer.str()}. See that the topic and its brokers are there"
+            )
         return int(answer.offset)
 
-    def stable_offsets(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def stable_offsets(self, places: Collection[TopicAndPartition]) -> dict[TopicAndPartition, int]:
         """Return how far a read-committed consumer can get in these partitions now, without those that don't answer.
         Raises KafkaError.
         """
-        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
-        answers = self._client.list_offsets(
-            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT
-        )
+        return self._offsets(places, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)  # type: ignore[no-untyped-call]
+
+    def end_offsets(self, places: Collection[TopicAndPartition]) -> dict[TopicAndPartition, int]:
+        """Return where these partitions end now, with uncommitted records, without those that don't answer. Raises
+        KafkaError.
+        """
+        return self._offsets(places, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)  # type: ignore[no-untyped-call]
+
+    def start_offsets(self, places: Collection[TopicAndPartition]) -> dict[TopicAndPartition, int]:
+        """Return the first offsets that these partitions keep, without those that don't answer. Raises KafkaError."""
+        return self._offsets(places, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)  # type: ignore[no-untyped-call]
+
+    def _offsets(
+        self, places: Collection[TopicAndPartition], which: OffsetSpec, isolation: IsolationLevel
+    ) -> dict[TopicAndPartition, int]:
+        if not places:
+            return {}
+        wanted = {TopicPartition(*place): which for place in places}
+        answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=_TIMEOUT)
         return {
             (where.topic, where.partition): int(answer.offset)
             for where, answer in self._answers(answers).items()
@@ -178,7 +214,16 @@ class Cluster:
         answers = self._answers(self._client.create_topics([topic], operation_timeout=_TIMEOUT))
         return cast("BrokerError | None", answers[topic.topic])
 
-    def _answers(self, futures: Mapping[Key, Future[Any]]) -> dict[Key, Any]:
+    def add_partitions(self, topic: str, partitions: int) -> BrokerError | None:
+        """Give a topic this many partitions in all. Return the broker's error, if any."""
+        wanted = NewPartitions(topic, partitions)
+        answers = self._answers(self._client.create_partitions([wanted], operation_timeout=_TIMEOUT))
+        return cast("BrokerError | None", answers[topic])
+
+    def _answers(self, futures: Mapping[Key, Future[Any]], *, keeps_time_outs: bool = False) -> dict[Key, Any]:
+        """Return the answers, or errors of brokers. If it `keeps_time_outs`, a broker that does not answer in time is
+        an error of that answer only, unless nobody answers.
+        """
         deadline = time.monotonic() + _TIMEOUT + 1
         while wait(futures.values(), timeout=_POLL).not_done:  # the client's own thread sets them
             self._client.poll(0)
@@ -186,16 +231,19 @@ class Cluster:
                 raise KafkaError(explained(self._complaint, self._kafka))
             if time.monotonic() > deadline:
                 raise self._unreached("no answer")
-        return {key: self._answer(future) for key, future in futures.items()}
+        if any(map(_is_of_a_broker, futures.values())):
+            self._complaint = None  # it was about another connection, or is over
+        keeps_time_outs = keeps_time_outs and not all(map(_is_timed_out, futures.values()))
+        return {key: self._answer(future, keeps_time_outs=keeps_time_outs) for key, future in futures.items()}
 
-    def _answer(self, future: Future[Any]) -> Any:
+    def _answer(self, future: Future[Any], *, keeps_time_outs: bool) -> Any:
         error = future.exception()
         if error is None:
             return future.result()
         if not isinstance(error, KafkaException):
             raise error
         reason: BrokerError = error.args[0]
-        if reason.code() < _LOCAL:
+        if reason.code() < _LOCAL and not (keeps_time_outs and _is_timed_out(future)):
             raise self._unreached(reason.str())
         return reason
 
@@ -205,3 +253,13 @@ class Cluster:
     def _complain(self, error: BrokerError) -> None:
         if self._complaint is None or is_about_login(error):
             self._complaint = error
+
+
+def _is_of_a_broker(future: Future[Any]) -> bool:
+    error = future.exception()
+    return error is None or (isinstance(error, KafkaException) and bool(error.args[0].code() >= _LOCAL))
+
+
+def _is_timed_out(future: Future[Any]) -> bool:
+    error = future.exception()
+    return isinstance(error, KafkaException) and error.args[0].code() == BrokerError._TIMED_OUT

@@ -1,4 +1,4 @@
-"""Kafka's reports on a producer's records: where they are, and which ones, or whose topics, it refuses.
+"""Kafka's reports on a producer's records: where they are, and which records or topics it refuses.
 
 The client reports records one by one as they are delivered. Some refusals show only in its log, or as an error of the
 client as a whole.
@@ -20,14 +20,27 @@ from airflow_outbox.harvest.kafka.errors import clocks_differ, explained, not_al
 from airflow_outbox.harvest.kafka.producer import REFUSED, shown
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import ClientLog, refusal
+from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import Extent
-from airflow_outbox.harvest.protocol.turns import Place
-from airflow_outbox.values.pages import SIZE, OutboxRow
+from airflow_outbox.values.extents import TopicAndPartition
+from airflow_outbox.values.pages import SIZE, TOPIC, OutboxRow
 
-Report = Callable[[BrokerError | None, Message], None]
+DeliveryReport = Callable[[BrokerError | None, Message], None]
 
 _TOPICS_NAMED = 3
-_topic = itemgetter(1)
+_FEW_PARTITIONS = 16
+_UNKNOWN = (BrokerError._UNKNOWN_TOPIC, BrokerError._UNKNOWN_PARTITION)
+_ABOUT_PRODUCER = (
+    BrokerError.INVALID_PRODUCER_EPOCH,
+    BrokerError.PRODUCER_FENCED,
+    BrokerError.INVALID_TXN_STATE,
+    BrokerError.INVALID_PRODUCER_ID_MAPPING,
+    BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    BrokerError.UNKNOWN_PRODUCER_ID,
+    BrokerError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    BrokerError.CLUSTER_AUTHORIZATION_FAILED,
+)
+_topic, _size = itemgetter(TOPIC), itemgetter(SIZE)
 
 
 class DeliveryReports:
@@ -39,7 +52,7 @@ class DeliveryReports:
     - `complaint`: the last error of the client as a whole, in words
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, ledger: Place, book: TopicCache) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, ledger: TopicAndPartition, book: TopicCache) -> None:
         self.refused: KafkaError | None = None
         self.offset = 0
         self.is_purged = False
@@ -48,12 +61,16 @@ class DeliveryReports:
         self._ledger = ledger
         self._book = book
         self._client_log = ClientLog()
-        self._extents: dict[Place, list[int]] = {}
+        self._extents: dict[TopicAndPartition, list[int]] = {}
+        self._extents_to_write: ExtentsToWrite | None = None
+        self._extents_left = 0  # records of the extents topic that are not taken yet
+        self._is_ledger_taken = False  # since the extents were sent
         self._is_alone = False  # the record being sent
 
     def new_client(self) -> logging.Logger:
         """The producer gets a new client. Return the log to give it."""
         self._client_log = ClientLog()
+        self._extents_left = 0
         return self._client_log.logger
 
     def begin(self, rows: Sequence[OutboxRow]) -> None:
@@ -61,7 +78,7 @@ class DeliveryReports:
         self._extents.clear()
         self._is_alone = len(rows) == 1
 
-    def extents(self, counts: Mapping[Place, int]) -> list[Extent]:
+    def extents(self, counts: Mapping[TopicAndPartition, int]) -> list[Extent]:
         """Where the rows are. `counts` says how many are in a partition, if not each of them was asked about."""
         return [
             Extent(topic, partition, first, last, counts.get((topic, partition), reported))
@@ -75,31 +92,31 @@ class DeliveryReports:
 
     def error(self) -> KafkaError | None:
         """Return the error to raise for what is refused, if anything is. Tell the book the topics."""
-        return self._untimely_topics() or self._refused_topics() or self.refused
+        return self._refused_extents() or self._untimely_topics() or self._refused_topics() or self.refused
 
     def edges(
         self, rows: Sequence[OutboxRow], partitions: Sequence[int], topics: Collection[str]
-    ) -> tuple[Mapping[Place, int], list[Report | None]]:
+    ) -> tuple[Mapping[TopicAndPartition, int], list[DeliveryReport | None]]:
         """Return how many records go to each partition, and each record's report, if Kafka is asked where it went.
 
         It is asked about the first and the last record of a partition, and about those that may be too large.
         """
-        counts: Mapping[Place, int]
-        places: Sequence[int | Place]
-        if len(topics) == 1:  # counting numbers is faster than pairs
+        reports: list[DeliveryReport | None] = [None] * len(rows)
+        for number in self._large(rows):
+            reports[number] = self.delivered
+        if len(topics) == 1 and len(found := set(partitions)) <= _FEW_PARTITIONS:  # a search for each is faster
             (topic,) = topics
-            counts = {(topic, partition): count for partition, count in Counter(partitions).items()}
-            places = partitions
-        else:
-            places = found = list(zip(map(_topic, rows), partitions, strict=True))
-            counts = Counter(found)
+            from_last = partitions[::-1]
+            for partition in found:
+                reports[partitions.index(partition)] = reports[-1 - from_last.index(partition)] = self.delivered
+            return {(topic, partition): partitions.count(partition) for partition in found}, reports
+        places = list(zip(map(_topic, rows), partitions, strict=True))
         numbers = range(len(places))
         last = dict(zip(places, numbers, strict=True))
         first = dict(zip(reversed(places), reversed(numbers), strict=True))
-        reports: list[Report | None] = [None] * len(places)
-        for number in (*first.values(), *last.values(), *self._large(rows)):
+        for number in (*first.values(), *last.values()):
             reports[number] = self.delivered
-        return counts, reports
+        return Counter(places), reports
 
     def delivered(self, error: BrokerError | None, message: Message) -> None:
         """The client reports a record of the outbox."""
@@ -110,7 +127,8 @@ class DeliveryReports:
             if error.code() in REFUSED:
                 self._doubt(error, message)
                 known = isinstance(self.refused, RecordsRefusedError)
-                self.refused = self.refused if known else RecordsRefusedError(self.why(error, topic), explained=True)
+                if not known:
+                    self.refused = RecordsRefusedError(self.why(error, topic), topics=[topic], explained=True)
             elif self.refused is None and error.code() != BrokerError._PURGE_QUEUE:
                 self._book.unanswered(topic)
                 name = f"a record (topic {topic}, key {shown(message.key())})"
@@ -128,6 +146,7 @@ class DeliveryReports:
         """The client reports a record of the ledger."""
         if error is None:
             self.offset = cast("int", message.offset())
+            self._is_ledger_taken = True
         elif error.code() == BrokerError._PURGE_QUEUE:
             self.is_purged = True
         elif error.code() == BrokerError.INVALID_TIMESTAMP:
@@ -135,6 +154,37 @@ class DeliveryReports:
             self.refused = KafkaError(clocks_differ(self._ledger[0]))
         elif self.refused is None:
             self.refused = KafkaError(self.not_written(error))
+
+    def extents_report(self, extents: ExtentsToWrite) -> DeliveryReport:
+        """Return what the client has to report the records of the extents topic to."""
+        self._extents_to_write, self._extents_left, self._is_ledger_taken = extents, len(extents.records), False
+
+        def written(error: BrokerError | None, message: Message) -> None:
+            if error is None:
+                self._extents_left -= 1
+                extents.written(cast("int", message.offset()))
+            elif error.code() == BrokerError._PURGE_QUEUE or self.refused is not None:
+                return
+            elif self._is_ledger_taken or _is_about_topic(error):
+                extents.refused()
+                self.refused = KafkaError(self.extents_not_written(error, extents.topic))
+            else:  # nothing was taken, so it is not about this topic
+                self.refused = KafkaError(f"the batch was not published: {self.why(error)}")
+
+        return written
+
+    def note_late_extents(self) -> None:
+        """Nothing more was taken in time. If that is all but the extents, they are to blame."""
+        extents = self._extents_to_write
+        if extents is not None and self._extents_left and self._is_ledger_taken and self.refused is None:
+            extents.refused()
+            self.refused = KafkaError(
+                f"the extents were not written in time. Check topic {extents.topic}, and its min.insync.replicas"
+            )
+
+    def extents_not_written(self, error: BrokerError, topic: str) -> str:
+        """Return why the extents were not written."""
+        return f"the extents were not written: {self.why(error, topic)}. Check topic {topic}"
 
     def not_written(self, error: BrokerError) -> str:
         """Return why the ledger was not written."""
@@ -156,7 +206,9 @@ class DeliveryReports:
     def _large(self, rows: Sequence[OutboxRow]) -> list[int]:
         """Return the places of rows that a broker may find too large."""
         limit = self._book.smallest_max_bytes
-        return [] if limit is None else [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
+        if limit is None or max(map(_size, rows), default=0) <= limit // 2:
+            return []
+        return [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
 
     def _doubt(self, error: BrokerError, message: Message) -> None:
         topic = cast("str", message.topic())
@@ -164,6 +216,14 @@ class DeliveryReports:
             batch_size = 0 if self._is_alone else int(self._settings["batch.size"])
             self._book.found_too_large(topic, message.key(), message.value(), batch_size=batch_size)
         self._book.doubt(topic)
+
+    def _refused_extents(self) -> KafkaError | None:
+        """Return the error to raise when Kafka kept the extents topic out of the transaction."""
+        extents = self._extents_to_write
+        if extents is None or extents.topic not in self._client_log.refused:
+            return None
+        extents.refused()
+        return KafkaError(f"the extents were not written: {not_allowed('WRITE', 'topic', extents.topic)}")
 
     def _untimely_topics(self) -> KafkaError | None:
         """Return the error to raise when Kafka refused records because of their time. Tell the book the topics."""
@@ -182,4 +242,9 @@ class DeliveryReports:
         if not topics:
             return None
         named = ", ".join(sorted(topics)[:_TOPICS_NAMED])
-        return RecordsRefusedError(f"Kafka refuses transactions to topic {named}", explained=True)
+        return RecordsRefusedError(f"Kafka refuses transactions to topic {named}", topics=[*topics], explained=True)
+
+
+def _is_about_topic(error: BrokerError) -> bool:
+    """Whether a record was not taken because of its topic: a broker says so, or that there is none."""
+    return error.code() in _UNKNOWN or (error.code() > 0 and error.code() not in _ABOUT_PRODUCER)

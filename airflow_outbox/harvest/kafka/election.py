@@ -6,73 +6,47 @@ callbacks from that poll and waits for them. They are the barrier in which the o
 heartbeat timeout.
 
 No heartbeat can be written to one of Kafka's own topics, on which goharvest's examples elect. There the group's answers
-replace the heartbeats. Each shows that this member reaches the coordinator and is in its present generation.
+replace the heartbeats. Each shows that this member reaches the coordinator and is in its present generation. They also
+do while a quota of the user holds the heartbeats back: then brokers take what is written, but they answer late.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
-from airflow_outbox.harvest.kafka.errors import REFUSALS, clocks_differ, explained, not_allowed, refused_settings
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.election_settings import consumer_settings, heartbeat_settings
+from airflow_outbox.harvest.kafka.errors import (
+    CLIENT_ERRORS,
+    REFUSALS,
+    explained,
+    not_allowed,
+    raised,
+    refused_settings,
+)
+from airflow_outbox.harvest.kafka.heartbeats import Heartbeats, heartbeat_interval
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
 from airflow_outbox.postgres.names import is_kafkas_own
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_INTERVAL, _LONGEST_INTERVAL = 0.1, 0.25  # seconds between two heartbeats
-_HEARTBEATS_IN_TIMEOUT = 8
-# Heartbeats are well formed, so an invalid one has a refused time. (The error names it only for a batch of one.)
-_UNTIMELY = (BrokerError.INVALID_TIMESTAMP, BrokerError.INVALID_RECORD, BrokerError._INVALID_DIFFERENT_RECORD)
 _CLOSING_TIME = 5.0
 _LEAVING_TIME = 1.0
 _LEAVING_POLL = 0.01
-
-
-def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> dict[str, Any]:
-    """Return a member's settings: defaults, overridden by the user's, then by those that the protocol needs.
-
-    The group knows the member by `place`.
-    """
-    session_timeout_ms = int(config.limits.session_timeout * 1000)
-    given = {**CLIENT_SETTINGS, **config.kafka, "client.id": elections_client_id(config), **config.kafka_consumer}
-    return {
-        **given,
-        "group.id": group_id,
-        # A broker that was away for longer than the session timeout still counts its earlier members. A member
-        # without its own name would have to join as another, and wait until the group has missed the first.
-        "group.instance.id": place,
-        "group.protocol": "classic",
-        "partition.assignment.strategy": "range,roundrobin",
-        "session.timeout.ms": session_timeout_ms,
-        # The answer tells a member to rebalance, and so that a leader has left.
-        "heartbeat.interval.ms": max(100, session_timeout_ms // 20),
-        # A leader that stops polling must lose the role as soon as one whose process has stopped.
-        "max.poll.interval.ms": session_timeout_ms,
-        "auto.offset.reset": "latest",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "allow.auto.create.topics": False,
-    }
-
-
-def elections_client_id(config: HarvestConfig) -> str:
-    """Return the client id of the election's clients. The record producers have another, so that a quota on those holds
-    no heartbeat back.
-    """
-    return f"{config.kafka.get('client.id', CLIENT_SETTINGS['client.id'])}.election"
+_POLL_PAUSE = 0.05
 
 
 def new_place() -> str:
@@ -99,7 +73,10 @@ class _Seat:
 
 
 class NeliElection:
-    """One member of the group. It joins when `changes` is first iterated."""
+    """One member of the group. It joins when `changes` is first iterated.
+
+    The class is large because the thread that polls and Kafka's callbacks share what the group has told.
+    """
 
     def __init__(
         self,
@@ -109,22 +86,21 @@ class NeliElection:
         partitions: int,
         group_id: str,
         on_error: Callable[[str], None],
-        on_heartbeat: Callable[[bool], object] = lambda _: None,
+        on_heartbeat: Callable[[float | None], object] = lambda _: None,
     ) -> None:
         """`on_error` is called in the event loop of `changes` with Kafka's complaints. `on_heartbeat` is called in some
-        thread with whether Kafka took a heartbeat, or refused it because of its time.
+        thread with when a heartbeat was sent that Kafka took; None if Kafka refused it because of its time.
 
         Raises KafkaError for settings it refuses. With tokens this waits for one: call it in a thread.
         """
         self._topic = topic
         self._heartbeats_are_possible = not is_kafkas_own(topic)
         self._partitions = partitions
+        self._is_cooperative = config.shards > 1
         self._timeout = config.limits.heartbeat_timeout
-        self._interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, self._timeout / _HEARTBEATS_IN_TIMEOUT))
+        self._interval = heartbeat_interval(self._timeout)
         self._on_error = on_error
-        self._on_heartbeat = on_heartbeat
-        self._untimely: str | None = None  # the error while Kafka refuses this member's time
-        self._member = uuid4().bytes
+        self._throttled_until = -math.inf
         self._seats = {
             partition: _Seat(self._timeout, range(partition, config.shards, partitions))
             for partition in range(min(partitions, config.shards))
@@ -132,28 +108,21 @@ class NeliElection:
         self._lock = threading.Lock()  # the polling thread asks candidates, the event loop tells them
         self._resigned: str | None = None
         self._lost_session = False
+        self._client_has_failed = False
         self._place = new_place()
         self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changes: asyncio.Queue[tuple[int, Change] | Exception | None] = asyncio.Queue()
-        heartbeats = {
-            **CLIENT_SETTINGS,
-            **config.kafka,
-            "client.id": elections_client_id(config),
-            "acks": 1,
-            "linger.ms": 0,
-            "message.timeout.ms": int(self._timeout * 1000),
-            "queue.buffering.max.messages": 100 + 10 * partitions,
-        }
+        heartbeats = {**heartbeat_settings(config, partitions), "throttle_cb": self._throttled}
         self._config = config
         self._group_id = group_id
         try:
-            self._producer = Producer(heartbeats, logger=logger)
+            self._heartbeats = Heartbeats(heartbeats, topic, on_error=self._tell_error, on_heartbeat=on_heartbeat)
             self._consumer = self._new_consumer()
         except REFUSALS as error:
             raise self._refused(error) from error
         if self._heartbeats_are_possible:  # unknown before the first one
-            on_heartbeat(False)
+            on_heartbeat(None)
         self._thread = threading.Thread(target=self._run, name="outbox-election", daemon=True)
 
     def standing(self, shard: int) -> Standing:
@@ -192,7 +161,7 @@ class NeliElection:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                if self._untimely is not None:
+                if self._heartbeats.untimely is not None:
                     self._ask_the_time()
                 elif self._resigned is None:
                     self._be_a_member()
@@ -200,38 +169,64 @@ class NeliElection:
                     self._closing.wait(self._interval)
         except Exception as bug:
             self._in_loop(self._changes.put_nowait, bug)
+        except CLIENT_ERRORS as bug:  # those that the clause above does not catch
+            self._in_loop(self._changes.put_nowait, KafkaError(raised(bug).str()))
 
     def _new_consumer(self) -> Consumer:
         settings = consumer_settings(self._config, self._group_id, place=self._place)
-        return Consumer({**settings, "error_cb": self._complain, "on_commit": self._answered}, logger=logger)
+        callbacks = {"error_cb": self._complain, "on_commit": self._answered, "throttle_cb": self._throttled}
+        return Consumer({**settings, **callbacks}, logger=logger)
 
     def _be_a_member(self) -> None:
-        self._lost_session = False
-        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        while not self._lost_session and not self._leaves and not self._closing.is_set():
-            self._poll_once()
-        if not self._lost_session:
-            self._leave()
-        self._consumer.close()
-        if not (self._lost_session and self._still_has_its_place()):
+        self._lost_session, failed_before, began = False, self._client_has_failed, time.monotonic()
+        try:
+            self._attend()
+            self._client_has_failed = False
+        except CLIENT_ERRORS as error:
+            self._client_has_failed = True
+            self._give_up_the_client(raised(error))
+        # Its own late request may have fenced it. Soon after that, another process has the same name: a copy of this
+        # machine.
+        failed_soon = failed_before and time.monotonic() - began < self._config.limits.session_timeout
+        may_keep_its_place = self._lost_session and not (failed_soon and self._client_has_failed)
+        if not (may_keep_its_place and self._still_has_its_place()):
             self._place = new_place()
         while not self._closing.is_set():
             try:
                 self._consumer = self._new_consumer()
                 return
             except REFUSALS as error:  # for example without a token now
-                self._in_loop(self._on_error, str(self._refused(error)))
+                self._tell_error(str(self._refused(error)))
                 self._closing.wait(1)
+
+    def _attend(self) -> None:
+        """Poll until this member leaves, or has lost its place in the group."""
+        self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        while not self._lost_session and not self._leaves and not self._closing.is_set():
+            self._poll_once()
+        if not self._lost_session:
+            self._leave()
+        self._consumer.close()
+
+    def _give_up_the_client(self, failure: BrokerError) -> None:
+        """The client has failed for good: only another one can join."""
+        self._lost_session = True
+        self._tell_error(f"the group's member has failed, and joins again: {explained(failure, self._config.kafka)}")
+        owned = [seat for seat in self._seats.values() if seat.candidate.is_owner]
+        self._let_go(owned, "Kafka's client of the election has failed")
+        with contextlib.suppress(*CLIENT_ERRORS):
+            self._consumer.close()
+        self._closing.wait(self._interval)
 
     @property
     def _leaves(self) -> str | None:
         """Why this member lets others lead."""
-        return self._resigned or self._untimely
+        return self._resigned or self._heartbeats.untimely
 
     def _ask_the_time(self) -> None:
         """Send heartbeats only to find out whether Kafka takes this member's time again."""
-        self._send_heartbeat(min(self._seats))
-        self._producer.poll(self._interval)
+        self._heartbeats.send(min(self._seats))
+        self._heartbeats.poll(self._interval)
         self._closing.wait(self._interval)
 
     def _leave(self) -> None:
@@ -246,19 +241,18 @@ class NeliElection:
 
         This asks until the coordinator answers. A group that stays silent for a session timeout has no members left.
         """
-        cluster: Cluster | None = None
         untold_since: float | None = None
         while not self._closing.is_set():
             try:
-                cluster = cluster or Cluster(self._config.kafka)
-                members = cluster.members(self._group_id, timeout=self._timeout)
+                # A client that could not reach a broker may not learn for minutes that it is back: each asks once.
+                members = Cluster(self._config.kafka).members(self._group_id, timeout=self._timeout)
                 if members is not None:
                     return any(member.startswith(self._place) for member in members)
                 untold_since = untold_since or time.monotonic()
                 if time.monotonic() - untold_since > self._config.limits.session_timeout:
                     return False
             except KafkaError as error:
-                self._in_loop(self._on_error, str(error))
+                self._tell_error(str(error))
             self._closing.wait(self._interval)
         return False
 
@@ -268,54 +262,50 @@ class NeliElection:
     def _poll_once(self) -> None:
         for partition, seat in self._seats.items():
             if seat.candidate.is_owner and self._heartbeats_are_possible:
-                self._send_heartbeat(partition)
-        self._producer.poll(0)
+                self._heartbeats.send(partition)
+        self._heartbeats.poll(0)
         due = time.monotonic() + self._interval
         while (left := due - time.monotonic()) > 0 and not self._closing.is_set():
-            message = self._consumer.poll(left)
+            # The client's own waits go by the clock: when that is set back by an hour, they last for an hour.
+            message = self._consumer.poll(0)
             if message is not None:
                 self._read(message)
+            else:
+                self._closing.wait(min(left, _POLL_PAUSE))
+        if not self._lost_session:
+            self._consumer.assignment()  # wakes the client's own thread, without which the group would miss this member
         now = time.monotonic()
         with self._lock:
             for partition, seat in self._seats.items():
                 self._tell(seat, seat.candidate.passed(now))
                 wanted = seat.candidate.wants_confirmation(now)
-                if not self._heartbeats_are_possible and seat.candidate.is_owner:
-                    seat.position += 1
+                if self._goes_by_the_group and seat.candidate.is_owner:
+                    if not self._heartbeats_are_possible:
+                        seat.position += 1
                     wanted = True
                 if wanted and seat.may_ask(now, self._timeout):
                     self._ask_the_group(partition, seat, now)
 
-    def _send_heartbeat(self, partition: int) -> None:
-        try:
-            self._producer.produce(
-                self._topic,
-                partition=partition,
-                key=self._member,
-                value=repr(time.monotonic()),
-                on_delivery=self._heartbeat_sent,
-            )
-        except (BufferError, KafkaException) as error:
-            logger.debug("heartbeat not sent: %s", error)  # it is missed when it is not read back
+    @property
+    def _goes_by_the_group(self) -> bool:
+        """Whether the group's answers replace the heartbeats."""
+        return not self._heartbeats_are_possible or time.monotonic() < self._throttled_until
 
-    def _heartbeat_sent(self, error: BrokerError | None, _: Message) -> None:
-        is_untimely = error is not None and error.code() in _UNTIMELY
-        if is_untimely or error is None:
-            self._on_heartbeat(not is_untimely)
-            self._untimely = clocks_differ(self._topic) if is_untimely else None
-        if self._untimely is not None:
-            self._in_loop(self._on_error, self._untimely)
-        if error is not None and error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
-            self._in_loop(self._on_error, not_allowed("WRITE", "topic", self._topic))
+    def _throttled(self, event: Any) -> None:
+        """Kafka holds this client's requests back for this many seconds; by then it has given up those that wait."""
+        if event.throttle_time > 0:
+            self._throttled_until = time.monotonic() + event.throttle_time + 2 * self._timeout
 
     def _read(self, message: Message) -> None:
         error = message.error()
         if error is not None:
             self._complain(error)
-        elif message.key() == self._member and (seat := self._seats.get(message.partition() or 0)) is not None:
+            return
+        seat, sent_at = self._seats.get(message.partition() or 0), self._heartbeats.sent_at(message)
+        if seat is not None and sent_at is not None:
             seat.position = (message.offset() or 0) + 1
             with self._lock:
-                seat.candidate.heartbeat_read(float(message.value() or b"nan"))
+                seat.candidate.heartbeat_read(sent_at)
 
     def _ask_the_group(self, partition: int, seat: _Seat, now: float) -> None:
         """Commit an offset: the coordinator takes it only from members of the present generation."""
@@ -334,38 +324,50 @@ class NeliElection:
                 seat = self._seats.get(partition.partition)
                 asked_at = seat.questions.pop(partition.offset, None) if seat is not None else None
                 if seat is not None and asked_at is not None and error is None and partition.error is None:
-                    if not self._heartbeats_are_possible:
+                    if self._goes_by_the_group:
                         seat.candidate.heartbeat_read(asked_at)
                     self._tell(seat, seat.candidate.confirmed(asked_at, now))
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # From the end: older heartbeats prove nothing.
         owned = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]
-        consumer.assign(owned)
+        if self._is_cooperative:
+            consumer.incremental_assign(owned)
+        else:
+            consumer.assign(owned)
         if not self._heartbeats_are_possible:
             consumer.pause(owned)  # there is nothing to read
         with self._lock:
             for seat in self._seats_of(partitions):
                 self._tell(seat, seat.candidate.assigned(time.monotonic()))
 
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        seats = self._seats_of(partitions)
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition], *reasons: str) -> None:
+        self._let_go(self._seats_of(partitions), *(reasons if self._leaves is None else (self._leaves,)))
+        if self._is_cooperative:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
+
+    def _let_go(self, seats: list[_Seat], *reason: str) -> None:
+        """Tell leaders that they are none any more, and wait until they have finished."""
         with self._lock:
             for seat in seats:
                 seat.questions.clear()
-                reason = (self._leaves,) if self._leaves is not None else ()
                 self._tell(seat, seat.candidate.revoked(*reason))
-        deadline = time.monotonic() + self._timeout
+        # Nothing is polled meanwhile. Shards that this member keeps have to hear of themselves again in time.
+        keeps_some = any(seat.candidate.is_owner for seat in self._seats.values())
+        deadline = time.monotonic() + (self._timeout / 2 if keeps_some else self._timeout)
         for seat in seats:
             for released in seat.released.values():
                 released.wait(max(0.0, deadline - time.monotonic()))
-        consumer.unassign()
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Kafka or this process was away for longer than the session timeout."""
         self._lost_session = True
-        consumer.unsubscribe()  # or it would join again by itself, under the same name, and take the role back
-        self._revoked(consumer, partitions)
+        with contextlib.suppress(*CLIENT_ERRORS):  # a client that has failed refuses it
+            consumer.unsubscribe()  # or it would join again by itself, under the same name, and take the role back
+        silence = self._config.limits.session_timeout
+        self._revoked(consumer, partitions, f"the group has not heard from this member for {silence:g} s")
 
     def _seats_of(self, partitions: list[TopicPartition]) -> list[_Seat]:
         return [self._seats[partition.partition] for partition in partitions if partition.partition in self._seats]
@@ -379,16 +381,19 @@ class NeliElection:
             self._in_loop(self._changes.put_nowait, (shard, change))
 
     def _complain(self, error: BrokerError) -> None:
-        if error.fatal():  # for example, another took this member's name: only a new consumer can join
-            self._lost_session = True
+        if error.fatal() or error.code() == BrokerError._FATAL:  # for example, another took this member's name
+            raise KafkaException(error)
         if error.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-            self._in_loop(self._on_error, f"topic {self._topic} does not exist. Run `airflow-outbox init`")
+            self._tell_error(f"topic {self._topic} does not exist. Run `airflow-outbox init`")
         elif error.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
-            self._in_loop(self._on_error, not_allowed("READ", "topic", self._topic))
+            self._tell_error(not_allowed("READ", "topic", self._topic))
         elif error.code() == BrokerError.GROUP_AUTHORIZATION_FAILED:
-            self._in_loop(self._on_error, not_allowed("READ", "group", self._group_id))
+            self._tell_error(not_allowed("READ", "group", self._group_id))
         else:
-            self._in_loop(self._on_error, explained(error, self._config.kafka))
+            self._tell_error(explained(error, self._config.kafka))
+
+    def _tell_error(self, text: str) -> None:
+        self._in_loop(self._on_error, text)
 
     def _in_loop(self, callback: Callable[[Any], None], argument: object) -> None:
         if self._loop is not None and not self._loop.is_closed():

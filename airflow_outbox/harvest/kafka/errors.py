@@ -14,8 +14,10 @@ from confluent_kafka import KafkaException
 
 from airflow_outbox.errors import KafkaError
 
-# KafkaError is an exception too, although its types deny it, and the consumer raises it.
-CLIENT_ERRORS = (KafkaException, SystemError)
+# Under Python 3.11 the client raises KafkaError itself where it means a KafkaException, and its types deny that this is
+# an exception: `except Exception` does not catch it.
+_RAISED_REASON = cast("type[Exception]", BrokerError)
+CLIENT_ERRORS = (KafkaException, _RAISED_REASON, SystemError)
 """Errors that a call to the client may raise while it serves callbacks. A fatal error during a callback arrives as the
 cause of a SystemError.
 """
@@ -23,19 +25,25 @@ cause of a SystemError.
 
 def raised(error: Exception) -> BrokerError:
     """Return the client's own error inside an exception that a call to it raised."""
-    cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__
+    cause: object = error.__cause__ or error.__context__ if isinstance(error, SystemError) else error
+    if isinstance(cause, BrokerError):
+        return cause
     if isinstance(cause, KafkaException):
         reason: BrokerError = cause.args[0]
         return reason
     return BrokerError(BrokerError._FATAL, str(error), True)
 
 
-REFUSALS: tuple[type[Exception], ...] = (KafkaException, cast("type[Exception]", BrokerError), ValueError, TypeError)
+REFUSALS: tuple[type[Exception], ...] = (KafkaException, _RAISED_REASON, ValueError, TypeError)
 """Errors that making a client may raise."""
 _UNREACHED = (BrokerError._ALL_BROKERS_DOWN, BrokerError._TRANSPORT, BrokerError._RESOLVE)
 _REPEAT_INTERVAL = 10.0
 _MOST_KEPT = 1000
-_PASSING_DETAIL = re.compile(r" \(after \d+ms in state [^)]*\)|^(?:GroupCoordinator: )?(?:\w+://)?\S+:\d+(?:/\w+)?: ")
+_PASSING_DETAIL = re.compile(
+    r" \(after \d+ms in state [^()]*(?:\([^()]*\)[^()]*)*\)|^(?:GroupCoordinator: )?(?:\w+://)?\S+:\d+(?:/\w+)?: "
+)
+_UNKNOWN_SETTING = re.compile(r'No such configuration property: "([^"]*)"')
+_CLIENTS_LINE = re.compile(r"[A-Z_]+ \[[^\]]*#(?:producer|consumer)-\d+\]")
 _ACLS = "`airflow-outbox check --acls table` lists what the harvester needs"
 
 
@@ -76,7 +84,10 @@ def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str)
         return KafkaError(
             f"no token for the login to Kafka at {kafka.get('bootstrap.servers')}: {why}. {_remedy_of_login(kafka)}"
         )
-    return KafkaError(f"Kafka settings: {error}. {remedy}")
+    said = (reason.str() if isinstance(reason, BrokerError) else str(reason)).rstrip(".")
+    if (unknown := _UNKNOWN_SETTING.search(said)) is not None:
+        return KafkaError(f"Kafka's client knows no setting {unknown[1]}. {remedy}: librdkafka's documentation has all")
+    return KafkaError(f"Kafka's client refuses its settings: {said}. {remedy}")
 
 
 def is_about_unused_group(error: BrokerError) -> bool:
@@ -123,15 +134,28 @@ class NowAndThen:
 
 
 class RepeatedWarnings(logging.Filter):
-    """Keeps a log short: Kafka's client repeats a warning at every attempt."""
+    """Keeps a log short: Kafka's client repeats a warning at every attempt.
 
-    def __init__(self) -> None:
+    Unless it `tells_retries`, it leaves out that the client tries something again by itself, as on many starts while a
+    coordinator loads. If that does not end, an error says so.
+    """
+
+    def __init__(self, *, tells_retries: bool) -> None:
         super().__init__()
+        self._tells_retries = tells_retries
         self._now_and_then = NowAndThen()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
         text = re.sub(r"\d+", "", record.getMessage())
-        return record.levelno < logging.WARNING or self._now_and_then.passes(text)
+        is_needless = record.levelno == logging.WARNING and text.endswith(": retrying") and not self._tells_retries
+        return not is_needless and self._now_and_then.passes(text)
+
+
+def is_not_the_clients(record: logging.LogRecord) -> bool:
+    """Whether a line is our own: for a terminal, to which an error of ours says once what the client tries again."""
+    return _CLIENTS_LINE.match(record.getMessage()) is None
 
 
 def _why_no_token(kafka: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ A transaction that touches a partition without enough brokers ends only when the
 Until then the coordinator lets no producer of the same id begin. Other partitions get their markers, and other ids can
 be used. An id may be left alone, and fenced later, if both hold:
 
-- The producers that used it are given up, so that none begins another transaction: they are of this process, whose view
+- The producers that used it are given up, so that none begins another transaction. They are of this process, whose view
   was the last one that began, or the fence row says so (`protocol.recovery.require_given_up`).
 - It is known whether its last transaction is committed: nobody ever asked for that, or the coordinator acknowledged it,
   and the ledger tells of it. Otherwise the id is *uncertain* and has to be fenced.

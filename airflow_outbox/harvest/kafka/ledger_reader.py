@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import cast
 
@@ -13,21 +12,12 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 from airflow_outbox.errors import HistoryError, KafkaError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
-from airflow_outbox.harvest.kafka.errors import (
-    REFUSALS,
-    explained,
-    is_about_unused_group,
-    not_allowed,
-    refused_settings,
-)
+from airflow_outbox.harvest.kafka.consumer import new_consumer
+from airflow_outbox.harvest.kafka.errors import explained, is_about_unused_group, not_allowed
 from airflow_outbox.harvest.kafka.names import KafkaNames
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 from airflow_outbox.harvest.protocol.ledger import Ledger, Unread
 
-logger = logging.getLogger(__name__)
-
 _POLL = 0.5
-_LONGEST_FETCH_MS = 10  # an empty fetch shows that the end is reached, and a successor waits for it
 
 
 class LedgerReader:
@@ -96,27 +86,8 @@ class LedgerReader:
             raise KafkaError(not_allowed("READ", "topic", self._topic))
         raise KafkaError(explained(topic, self._config.kafka))
 
-    def _consumer(self) -> Consumer:
-        settings = {
-            **CLIENT_SETTINGS,
-            **self._config.kafka,
-            **self._config.kafka_consumer,
-            "group.id": "unused",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": _LONGEST_FETCH_MS,
-            "error_cb": self._complain,
-        }
-        try:
-            return Consumer(settings, logger=logger)
-        except REFUSALS as error:
-            raise refused_settings(error, settings, remedy="Correct kafka or kafka_consumer") from error
-
     def _records(self, start: int, end: int) -> list[tuple[int, str, str | None]]:
-        consumer = self._consumer()
+        consumer = new_consumer(self._config, on_error=self._complain)
         try:
             return self._consumed(consumer, start, end)
         finally:
@@ -147,7 +118,11 @@ class LedgerReader:
                 raise KafkaError(not_allowed("READ", "topic", self._topic))
             elif not error.retriable() and not is_about_unused_group(error):
                 raise KafkaError(explained(error, self._config.kafka))
-        raise KafkaError(self._complaint or "the ledger can't be read to its end: a transaction stays open in it")
+        raise KafkaError(
+            self._complaint
+            or "the ledger can't be read to its end: a transaction stays open in it. Try again after "
+            "limits.transaction_timeout, when Kafka has ended it"
+        )
 
     def _complain(self, error: BrokerError) -> None:
         self._complaint = explained(error, self._config.kafka)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
@@ -10,7 +12,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from airflow_outbox.errors import KafkaError
+from airflow_outbox.errors import KafkaError, naming_cluster
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
 from airflow_outbox.harvest.kafka.errors import explained, not_allowed
@@ -31,6 +33,9 @@ class KafkaNames:
     leader_group_id: str
     ledger_topic: str
     transactional_id: str
+    extents_topic: str
+    positions_groups: str
+    """The beginning of the groups that keep copies of replicated positions; the name of the group follows."""
 
     @classmethod
     def of(cls, config: HarvestConfig, outbox_id: UUID) -> Self:
@@ -40,7 +45,23 @@ class KafkaNames:
             leader_group_id=config.leader_group_id or own,
             ledger_topic=config.ledger_topic or f"{own}.ledger",
             transactional_id=config.transactional_id or own,
+            extents_topic=config.positions.extents_topic or f"{own}.extents",
+            positions_groups=f"{own}.positions.",
         )
+
+    def own_topics(self, config: HarvestConfig) -> list[str]:
+        """Return the outbox's own topics that this configuration needs."""
+        if config.delivery != "exactly_once":
+            return [self.leader_topic]
+        return [self.leader_topic, self.ledger_topic, *([self.extents_topic] if config.positions.enabled else [])]
+
+    def group_of(self, shards: int, promotions: int = 0) -> str:
+        """Return the election's group. Several shards have another one: a group's members have to agree on how it
+        spreads partitions, and one shard stays with its leader when others join. After this many promotions of clusters
+        it is another one, too: members that do not know of the last one elect among themselves.
+        """
+        group = self.leader_group_id if shards == 1 else f"{self.leader_group_id}.shards"
+        return f"{group}.{promotions}" if promotions else group
 
 
 def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
@@ -49,6 +70,19 @@ def leader_partitions(config: HarvestConfig, names: KafkaNames) -> int:
     if isinstance(topic, BrokerError):
         raise KafkaError(unusable(names.leader_topic, topic, config))
     return len(topic.partitions)
+
+
+def _wait_until_known(cluster: Cluster, topic: str) -> None:
+    """Wait until a broker knows a new topic. Brokers hear of it later than the answer comes, and say until then that it
+    does not exist.
+    """
+    deadline = time.monotonic() + _MAKING_TIME
+    with suppress(KafkaError):  # the topic is there, whatever becomes of the question
+        while time.monotonic() < deadline:
+            found = cluster.topics([topic])[topic]
+            if not isinstance(found, BrokerError) or found.code() != BrokerError.UNKNOWN_TOPIC_OR_PART:
+                return
+            time.sleep(_MAKING_POLL)
 
 
 def _leader_topic(cluster: Cluster, names: KafkaNames) -> Any:
@@ -74,13 +108,24 @@ def unusable(leader_topic: str, error: BrokerError, config: HarvestConfig) -> st
 
 
 def make_internal_topics(config: HarvestConfig, names: KafkaNames) -> list[str]:
-    """Make the topics that harvesting itself needs. Return the names of those made.
+    """Make the topics that harvesting itself needs, on each cluster: the election's, for any may become the primary,
+    and a ledger. Return the names of those made, with the cluster where there are several.
 
     Raises KafkaError.
     """
-    made = [names.leader_topic] if make_leader_topic(config, names) else []
-    if config.delivery == "exactly_once" and make_ledger_topic(config, names):
-        made.append(names.ledger_topic)
+    if config.delivery != "exactly_once":
+        return [names.leader_topic] if make_leader_topic(config, names) else []
+    made = []
+    clusters = config.by_cluster()
+    for cluster, own in clusters.items():
+        with naming_cluster(cluster, of=len(clusters)):
+            where = f" on cluster {cluster}" if config.clusters else ""
+            if make_leader_topic(own, names):
+                made.append(names.leader_topic + where)
+            if make_ledger_topic(own, names):
+                made.append(names.ledger_topic + where)
+            if config.positions.enabled and make_extents_topic(own, names):
+                made.append(names.extents_topic + where)
     return made
 
 
@@ -97,6 +142,20 @@ def make_ledger_topic(config: HarvestConfig, names: KafkaNames) -> bool:
     )
 
 
+def make_extents_topic(config: HarvestConfig, names: KafkaNames) -> bool:
+    """Make the extents' topic, with as many partitions as the ledger has, or add those that it lacks: the ledger may
+    have got more since. Return whether that was needed. Raises KafkaError.
+
+    It is kept as long as the brokers keep a topic by default, as the topics of the records probably are.
+    """
+    ledger = Cluster(config.kafka).topics([names.ledger_topic])[names.ledger_topic]
+    shards = config.shards if isinstance(ledger, BrokerError) else max(config.shards, len(ledger.partitions))
+    settings = {"cleanup.policy": "delete"}
+    if make_topic(config, names.extents_topic, settings=settings, partitions=shards):
+        return True
+    return bool(_widen(config, [names.extents_topic], shards=shards))
+
+
 def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
     """Make the election's topic, with one partition per shard. Return whether it was made. Raises KafkaError."""
     if is_kafkas_own(names.leader_topic):
@@ -109,19 +168,57 @@ def make_leader_topic(config: HarvestConfig, names: KafkaNames) -> bool:
     )
 
 
-def make_topic(config: HarvestConfig, name: str, *, settings: dict[str, str]) -> bool:
-    """Make a topic with one partition per shard, unless it is there. Return whether it was made.
+def widen_topics(config: HarvestConfig, names: KafkaNames, *, shards: int) -> list[str]:
+    """Give the outbox's own topics, on each cluster, a partition for each shard. Return those that had fewer. The
+    extents' topic is among them if it is there, also while positions are off.
+
+    Kafka's own topics stay as they are: their partitions are shared by several shards. Raises KafkaError.
+    """
+    clusters = config.by_cluster()
+    widened = []
+    for cluster, own in clusters.items():
+        with naming_cluster(cluster, of=len(clusters)):
+            topics = names.own_topics(own)
+            if names.extents_topic not in topics and _is_there(own, names.extents_topic):
+                topics.append(names.extents_topic)
+            widened += _widen(own, topics, shards=shards)
+    return widened
+
+
+def _is_there(config: HarvestConfig, topic: str) -> bool:
+    return not isinstance(Cluster(config.kafka).topics([topic])[topic], BrokerError)
+
+
+def _widen(config: HarvestConfig, topics: Iterable[str], *, shards: int) -> list[str]:
+    cluster = Cluster(config.kafka)
+    own = [name for name in topics if not is_kafkas_own(name)]
+    widened = []
+    for name, topic in cluster.topics(own).items():
+        if isinstance(topic, BrokerError):
+            raise KafkaError(unusable(name, topic, config))
+        if len(topic.partitions) < shards:
+            if (error := cluster.add_partitions(name, shards)) is not None:
+                raise KafkaError(f"can't add partitions to topic {name}: {error.str()}. Correct that, and try again")
+            widened.append(name)
+    return widened
+
+
+def make_topic(config: HarvestConfig, name: str, *, settings: dict[str, str], partitions: int | None = None) -> bool:
+    """Make a topic with one partition per shard, or this many, unless it is there. Return whether it was made. It
+    waits for a while until a broker knows the topic.
 
     Its replication is the broker's default. Raises KafkaError.
     """
-    cluster = Cluster(config.kafka)
-    if not isinstance(cluster.topics([name])[name], BrokerError):
+    if _is_there(config, name):
         return False
-    error = cluster.make_topic(NewTopic(name, num_partitions=config.shards, replication_factor=-1, config=settings))
+    topic = NewTopic(name, num_partitions=partitions or config.shards, replication_factor=-1, config=settings)
+    cluster = Cluster(config.kafka)
+    error = cluster.make_topic(topic)
     if error is None:
+        _wait_until_known(cluster, name)
         return True
     if error.code() == BrokerError.TOPIC_ALREADY_EXISTS:
         return False
     if error.code() in (BrokerError.TOPIC_AUTHORIZATION_FAILED, BrokerError.CLUSTER_AUTHORIZATION_FAILED):
         raise KafkaError(not_allowed("CREATE", "topic", name))
-    raise KafkaError(f"can't create topic {name}: {error.str()}")
+    raise KafkaError(f"can't create topic {name}: {error.str()}. Correct that, and run `airflow-outbox init` again")

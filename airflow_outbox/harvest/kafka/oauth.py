@@ -135,6 +135,8 @@ class FetchedTokens(TokenSource):
 
     def __init__(self, callback: Callback) -> None:
         super().__init__()
+        self.path: str | None = None
+        """The function's dotted path, where it was named."""
         self._callback = callback
         self._token: Token | None = None
         self._lock = threading.Lock()
@@ -145,10 +147,14 @@ class FetchedTokens(TokenSource):
         try:
             callback = resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigurationError(f"can't import the function {path}: {error}") from error
+            raise ConfigurationError(
+                f"can't import the function {path}: {error}. Name one that can be imported here"
+            ) from error
         if not callable(callback):
-            raise ConfigurationError(f"{path} is not a function")
-        return cls(callback)
+            raise ConfigurationError(f"{path} is not a function. Name one that returns a token")
+        tokens = cls(callback)
+        tokens.path = path
+        return tokens
 
     def __call__(self, config: str | None) -> TokenTuple:
         with self._lock:

@@ -40,6 +40,9 @@ def murmur2(key: bytes) -> int:
 
 
 _HASHES: Mapping[str, Callable[[bytes], int]] = {"murmur2_random": murmur2, "consistent_random": zlib.crc32}
+DEFAULT_PARTITIONER = "murmur2_random"
+"""Java clients' choice, so that topics that share keys with theirs are partitioned alike."""
+KNOWN_PARTITIONERS = frozenset(_HASHES)
 _topic, _key, _named_partition = itemgetter(1), itemgetter(2), itemgetter(6)
 
 
@@ -72,11 +75,14 @@ class Partitioner:
     def choose(self, rows: Sequence[OutboxRow], partitions: Mapping[str, int]) -> list[int] | None:
         """Return the partition of each row, given how many each topic has; None leaves it to the client.
 
-        The client chooses for unknown partitioners and empty keys, and for a while when most keys were new: finding the
-        partitions of keys that don't come again takes as long as asking for them.
+        The client chooses for unknown partitioners and empty keys, and for a while when most keys were new. To find the
+        partitions of keys that don't come again takes as long as to ask for them.
         """
         if self._hashes is None:
             return None
+        named = list(map(_named_partition, rows))
+        if None not in named:
+            return named
         if self._to_leave_alone > 0:
             self._to_leave_alone -= len(rows)
             return None
@@ -92,11 +98,37 @@ class Partitioner:
         if self._chosen >= _JUDGED_AT_ONCE:
             self._to_leave_alone = _LEFT_ALONE if 2 * self._were_new > self._chosen else 0
             self._chosen = self._were_new = 0
-        if len(partitions) == 1 and set(map(_named_partition, rows)) == {None}:
+        if len(partitions) == 1 and set(named) == {None}:
             (count,) = partitions.values()
             return [value % count for value in hashes]
         counts = map(partitions.__getitem__, map(_topic, rows))
         return [
-            value % count if named is None else named
-            for value, count, named in zip(hashes, counts, map(_named_partition, rows), strict=True)
+            value % count if given is None else given for value, count, given in zip(hashes, counts, named, strict=True)
+        ]
+
+
+class Placing:
+    """Chooses records' partitions, the same for all clusters. `name` is the client's name for the partitioner."""
+
+    def __init__(self, name: str) -> None:
+        known = _HASHES.get(name)
+        self._hashes = None if known is None else _Hashes(known)
+
+    def choose(self, rows: Sequence[OutboxRow], partitions: Mapping[str, int]) -> list[int] | None:
+        """Return the partition of each row, given how many each topic has.
+
+        A record with an empty key, for which the client would choose at random, goes by its id: so it goes into the
+        same partition each time. Other partitioners than those known here choose later (None).
+        """
+        hashes = self._hashes
+        if hashes is None:
+            return None
+        if len(hashes) > _MOST_KEYS:
+            hashes.clear()
+        if len(partitions) == 1 and all(map(_key, rows)) and set(map(_named_partition, rows)) <= {None}:
+            (count,) = partitions.values()
+            return [value % count for value in map(hashes.__getitem__, map(_key, rows))]
+        return [
+            (hashes[key] if key else number) % partitions[topic] if partition is None else partition
+            for number, topic, key, _, _, _, partition, _, _ in rows
         ]

@@ -25,6 +25,7 @@ from airflow_outbox.harvest.kafka.errors import (
     raised,
     refused_settings,
 )
+from airflow_outbox.harvest.kafka.partitioner import DEFAULT_PARTITIONER
 from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.ports import Delivery
@@ -63,8 +64,7 @@ def producer_settings(config: HarvestConfig) -> dict[str, Any]:
         "compression.type": "lz4",
         "linger.ms": 1,
         "batch.size": 1_000_000,
-        # Java clients' choice, so that topics that share keys with theirs are partitioned alike.
-        "partitioner": "murmur2_random",
+        "partitioner": DEFAULT_PARTITIONER,
         "delivery.timeout.ms": int(config.limits.delivery_timeout * 1000),
         **config.kafka,
         **config.kafka_producer,
@@ -178,7 +178,8 @@ class KafkaLog:
                 batch_size = 0 if self._individually else int(self._settings["batch.size"])
                 self._book.found_too_large(record.topic, record.key, record.value, batch_size=batch_size)
             self._book.doubt(record.topic)
-            return RecordsRefusedError(reason, records=[record.id] if certain else [], explained=not certain)
+            records = [record.id] if certain else []
+            return RecordsRefusedError(reason, records=records, topics=[record.topic], explained=not certain)
         if isinstance(error, BrokerError):
             self._book.unanswered(record.topic)
         name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"

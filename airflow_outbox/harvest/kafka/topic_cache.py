@@ -2,13 +2,10 @@
 
 A topic's first record triggers a look-up: whether the topic is there, may be written to, and how many partitions it
 has. The answer holds for some minutes, or until Kafka refuses something of the topic (`doubt`). Then it is looked up
-again, and with it the size of the largest record that it takes, if the user may ask for that, and its clean-up policy:
-a compacted topic takes no record without a key.
+again. With it come its clean-up policy, for a compacted topic takes no record without a key, and the size of the
+largest record that it takes, if the user may ask for that.
 
-Kafka's client measures a record uncompressed, so that size is known beforehand. A broker measures it compressed. A
-record that may fit then is sent, alone in its batch, and the broker is believed (`found_too_large`). Each one that does
-not fit costs others a leader's term. So after five in a minute, others like it are parked untried, and tried later.
-Where the user may not ask for the limit, refused batches become smaller and smaller, until the answer expires.
+Sizes are in `size_limits`.
 
 Records of missing topics are refused at once, however many topics are missing. Brokers that create topics on demand are
 asked in the background. A look-up waits for that only for a few names, and for a tenth of the time at most.
@@ -28,28 +25,26 @@ import math
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.kafka.admin import Cluster
-from airflow_outbox.harvest.kafka.errors import clocks_differ, not_allowed
+from airflow_outbox.harvest.kafka.errors import clocks_differ
 from airflow_outbox.harvest.kafka.record_size import (
     Row,
     client_limit,
     compresses,
-    least_size_for_broker,
     size_for_broker,
     size_for_client,
 )
-from airflow_outbox.harvest.kafka.topic_requests import TopicRequests
-from airflow_outbox.postgres.names import is_kafkas_own
-from airflow_outbox.values.pages import HEADER_NAMES, HEADER_VALUES, ID, KEY, PARTITION, SIZE, TOPIC, VALUE, OutboxRow
+from airflow_outbox.harvest.kafka.size_limits import SizeLimits
+from airflow_outbox.harvest.kafka.topic import Topic, TopicSettings, not_there, topic_of
+from airflow_outbox.harvest.kafka.topic_creation import TopicRequests
+from airflow_outbox.postgres.names import is_an_outboxs_own, is_kafkas_own
+from airflow_outbox.values.pages import ID, KEY, TOPIC, OutboxRow
 from airflow_outbox.values.refusals import Cause, Refusal
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -59,41 +54,18 @@ _CREATION_TIME = 0.3
 _CREATED_AT_ONCE = 10
 _CREATION_INTERVAL = 5.0  # so that waiting for topics that brokers may create takes no more than a tenth of the time
 _KNOWN_FOR = 300.0  # Kafka's clients take as long to notice by themselves that a topic has more partitions
-_DIVIDED_BY = 8  # for refused batches where nobody knows the limit
-_SMALLEST_BATCH = 1000  # bytes; a record above that goes alone
 _LEADER_TIME = 3.0  # a broker that comes back takes its partitions up one after the other
 _LEADER_POLL = 0.2
-_MOST_IN_VAIN = 5
-_MINUTE = 60.0
 _SET_ASIDE_FOR = 4.0  # at least, a topic that finds all records untimely; ends before its first retry
 _NAME_SHOWN = 100  # a name that Kafka does not allow may be of any length
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as it was when it was looked up.
-
-    `refusal` is why none of its records can be published. `max_bytes` is the largest record that it takes (None: not
-    known, or never asked). `is_compacted` holds as far as is known.
-    """
-
-    refusal: Refusal | None
-    partitions: int = 0
-    max_bytes: int | None = None
-    is_compacted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """A topic's largest record, whether it is compacted, and `min.insync.replicas`."""
-
-    max_bytes: int
-    is_compacted: bool
-    min_in_sync: int
-
-
 class TopicCache:
-    """Topics by name."""
+    """Topics by name.
+
+    The class is large because all that is known of a topic changes under one lock: whether it is there, in doubt, away,
+    untimely or set aside. A record is examined by all of that at once.
+    """
 
     def __init__(
         self, kafka: Mapping[str, Any], *, producer: Mapping[str, Any] | None = None, own: Collection[str] = ()
@@ -105,23 +77,18 @@ class TopicCache:
         self._own = frozenset(own)
         self._client_limit = client_limit(producer or {})
         self._fits_client = self._client_limit - self._client_limit // 8  # with all but enormous headers
-        self._compresses = compresses(producer or {})
         self._cluster: Cluster | None = None
         self._topics: dict[str, Topic] = {}
         self._plain: set[str] = set()  # those with nothing to look at except the record itself
         self._doubted: set[str] = set()
         self._unanswered: set[str] = set()
         self._away: set[str] = set()  # those found to lack brokers
-        self._limits: dict[str, int] = {}  # by topic, as of when it was asked last
-        self._supposed: dict[str, int] = {}  # by topic, where that may not be asked
-        self._too_large: set[int] = set()  # records that a broker found too large, by hash
         self._not_added: dict[str, Refusal] = {}  # topics that Kafka did not let into a transaction
         self._untimely: dict[str, float] = {}  # topics that refused records for their time, and since when
-        self._timely_at = math.inf  # when Kafka last took a heartbeat, if there are any
+        self._timely_at = math.inf  # when the last heartbeat was sent that Kafka took, if there are any
         self._set_aside_until: dict[str, float] = {}
-        self._in_vain: deque[float] = deque(maxlen=_MOST_IN_VAIN)  # when a tried record was found too large
         self._known_until = 0.0
-        self.smallest_max_bytes: int | None = None
+        self._sizes = SizeLimits(compresses=compresses(producer or {}))
         self.is_in_doubt = False
         """Whether a transaction was begun and not committed, perhaps because Kafka refuses a record."""
         self._requests = TopicRequests({**kafka, **(producer or {})})
@@ -174,11 +141,14 @@ class TopicCache:
         with self._lock:
             self._untimely.setdefault(topic, time.monotonic())
 
-    def heartbeat_was_timely(self, is_timely: bool) -> None:
-        """Note whether Kafka took a heartbeat, or refused it because of its time."""
+    def heartbeat_was_taken(self, sent_at: float | None) -> None:
+        """Note when a heartbeat was sent that Kafka took, on the monotonic clock; None: refused because of its time.
+
+        When Kafka took it tells nothing: the clock may have been set since it was sent.
+        """
         with self._lock:
-            self._timely_at = time.monotonic() if is_timely else -math.inf
-            if not is_timely:
+            self._timely_at = -math.inf if sent_at is None else sent_at
+            if sent_at is None:
                 self._untimely.clear()
 
     def found_too_large(
@@ -189,17 +159,12 @@ class TopicCache:
         A batch of several records has at most `batch_size` bytes, uncompressed. 0: the record was sent alone.
         """
         with self._lock:
-            limit = self._limits.get(topic)
-            if batch_size <= (limit or 0):  # so it was alone
-                self._too_large.add(_hash(topic, key, value, limit or 0))
-                self._in_vain.append(time.monotonic())
-                self._supposed.pop(topic, None)  # perhaps that record was too large, and not the batch
-            elif limit is None:
-                self._supposed[topic] = max(_SMALLEST_BATCH, batch_size // _DIVIDED_BY)
-            self._find_smallest()
+            self._sizes.found_too_large(topic, key, value, batch_size=batch_size)
 
-    def _find_smallest(self) -> None:
-        self.smallest_max_bytes = min([*self._limits.values(), *self._supposed.values()], default=None)
+    @property
+    def smallest_max_bytes(self) -> int | None:
+        """The smallest limit of any topic, as far as they are known (None: of none)."""
+        return self._sizes.smallest
 
     def examine(self, rows: Sequence[Row], *, again: bool) -> dict[int, Refusal]:
         """Return the refusals by row id. `again` looks all topics of the rows up once more.
@@ -210,9 +175,9 @@ class TopicCache:
         with self._lock:
             if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
                 self._known_until = time.monotonic() + _KNOWN_FOR
-                for known in (self._topics, self._plain, self._too_large, self._supposed, self._not_added):
+                for known in (self._topics, self._plain, self._not_added):
                     known.clear()
-                self._find_smallest()
+                self._sizes.forget_refusals()
             self._set_untimely_aside()
             for name in names if again else ():
                 if self._set_aside_until.get(name, 0) < time.monotonic():
@@ -236,27 +201,46 @@ class TopicCache:
         if time.monotonic() > self._known_until:
             return False
         plain, fits = self._plain, self._fits_client
-        for row in rows:
-            names, values = row[HEADER_NAMES], row[HEADER_VALUES]
-            if (
-                row[TOPIC] not in plain
-                or row[PARTITION] is not None
-                or row[SIZE] > fits
-                or names is None
-                or values is None
-            ):
+        names_before: Sequence[Any] = ()
+        values_before: Sequence[Any] = ()
+        for _, topic, _, _, names, values, partition, size, _ in rows:  # by name: twice as fast as by place
+            if topic not in plain or partition is not None or size > fits:
                 return False
-            if len(names) != len(values):
+            if names == names_before and values == values_before:  # as they mostly are
+                continue
+            if names is None or values is None or len(names) != len(values):
                 return False
             if None in names or None in values or (names and _is_odd(names, values)):
                 return False
+            names_before, values_before = names, values
         return True
+
+    def passes_too(self, topics: Set[str], *, largest: int) -> bool:
+        """Whether Kafka is known to take rows of these topics that pass on another cluster. `largest`: the bytes of key
+        and value that one of them has at most.
+        """
+        return time.monotonic() <= self._known_until and topics <= self._plain and largest <= self._fits_client
 
     def partitions(self, names: Collection[str]) -> Mapping[str, int] | None:
         """Return how many partitions each of these topics has; None unless that is known of all."""
+        found = self.known_partitions(names)
+        return found if len(found) == len(names) else None
+
+    def known_partitions(self, names: Collection[str]) -> Mapping[str, int]:
+        """Return how many partitions those of these topics have of which that is known."""
         with self._lock:
             found = {name: self._topics[name].partitions for name in names if name in self._topics}
-        return found if len(found) == len(names) and all(found.values()) else None
+        return {name: count for name, count in found.items() if count}
+
+    def topic_ids(self, names: Collection[str], *, again: Collection[str] = ()) -> dict[str, str]:
+        """Return the ids of topics, as far as they are there. Asks Kafka for unknown ones, and for those of `again`;
+        raises KafkaError.
+        """
+        with self._lock:
+            topics = {name: self._topics[name] for name in names if name in self._topics and name not in again}
+        if unknown := set(names) - topics.keys():
+            topics |= self._look_up(unknown)
+        return {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
 
     def _refusal(self, row: Row, topic: Topic) -> Refusal | None:
         _, name, _, _, header_names, header_values, partition = row[:7]
@@ -279,18 +263,7 @@ class TopicCache:
         if topic.is_compacted and row[KEY] is None:
             return Refusal(Cause.REFUSED, f"topic {name} is compacted, and accepts no record without a key")
         if topic.max_bytes is not None and size_for_broker(row) > topic.max_bytes:
-            return self._refusal_of_size(row, topic.max_bytes)
-        return None
-
-    def _refusal_of_size(self, row: Row, limit: int) -> Refusal | None:
-        """Return why a record above its topic's limit is not sent. None: it is tried, as it may fit when compressed."""
-        above = f"larger than max.message.bytes of topic {row[TOPIC]}, {limit}"
-        if not self._compresses or _hash(row[TOPIC], row[KEY], row[VALUE], limit) in self._too_large:
-            return Refusal(Cause.TOO_LARGE, above)
-        if least_size_for_broker(row) > limit:
-            return Refusal(Cause.TOO_LARGE, above)
-        if len(self._in_vain) == _MOST_IN_VAIN and time.monotonic() - self._in_vain[0] < _MINUTE:
-            return Refusal(Cause.UNTRIED, f"{above}, unless it compresses well; it is tried a little later")
+            return self._sizes.refusal(row, topic.max_bytes)
         return None
 
     def _look_up(self, names: set[str]) -> dict[str, Topic]:
@@ -300,17 +273,17 @@ class TopicCache:
         unknown = sorted(names - impossible.keys())
         if len(unknown) > _LOOKED_UP_AT_ONCE:  # a list of all topics takes much less time than so many names
             listed = self.cluster.topic_names()
-            found |= {name: Topic(_not_there(name)) for name in unknown if name not in listed}
+            found |= {name: Topic(not_there(name)) for name in unknown if name not in listed}
             unknown = [name for name in unknown if name in listed]
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
             found |= self._ask(unknown[at : at + _LOOKED_UP_AT_ONCE])
-        if missing := [name for name, topic in found.items() if _is_missing(topic)]:
+        if missing := [name for name, topic in found.items() if topic.is_missing]:
             found |= self._create(missing)
-        if away := [name for name, topic in found.items() if _is_away(topic) and name not in self._away]:
+        if away := [name for name, topic in found.items() if topic.is_away and name not in self._away]:
             found |= self._await_brokers(away)
         with self._lock:
             for name, topic in found.items():
-                (self._away.add if _is_away(topic) else self._away.discard)(name)
+                (self._away.add if topic.is_away else self._away.discard)(name)
                 self._topics[name] = topic
                 if topic.refusal is None and name not in self._doubted:
                     self._plain.add(name)
@@ -336,11 +309,11 @@ class TopicCache:
         deadline = time.monotonic() + _LEADER_TIME
         while True:
             found = self._ask([*names, *self._own])
-            if not any(map(_is_away, found.values())):
+            if not any(topic.is_away for topic in found.values()):
                 break
             if time.monotonic() > deadline:
                 for name in self._own:
-                    if (refusal := found[name].refusal) is not None and _is_away(found[name]):
+                    if (refusal := found[name].refusal) is not None and found[name].is_away:
                         raise KafkaError(refusal.reason)
                 break
             time.sleep(_LEADER_POLL)
@@ -353,82 +326,38 @@ class TopicCache:
             return Refusal(Cause.TOPIC_NAME, f"{shown!r} is not a name that Kafka allows for a topic")
         if is_kafkas_own(name):
             return Refusal(Cause.TOPIC_NAME, f"Kafka keeps its own state in topic {name}. Choose another name")
-        if name in self._own:
+        if name in self._own or is_an_outboxs_own(name):
+            whose = "the" if name in self._own else "an"
             return Refusal(
-                Cause.TOPIC_NAME, f"topic {name} is the outbox's own, and takes no other records. Choose another name"
+                Cause.TOPIC_NAME,
+                f"topic {name} is {whose} outbox's own, and takes no other records. Choose another name",
             )
         return None
 
     def _ask(self, names: Sequence[str]) -> dict[str, Topic]:
         settings = self._settings([name for name in names if name in self._doubted or name in self._unanswered])
-        found = {name: _topic(name, answer, settings.get(name)) for name, answer in self.cluster.topics(names).items()}
+        found = {
+            name: topic_of(name, answer, settings.get(name)) for name, answer in self.cluster.topics(names).items()
+        }
         refused = self._not_added.keys() & {name for name, topic in found.items() if topic.refusal is None}
         return found | {name: Topic(self._not_added[name]) for name in refused}
 
-    def _settings(self, names: Sequence[str]) -> dict[str, _Settings]:
+    def _settings(self, names: Sequence[str]) -> dict[str, TopicSettings]:
         """Return the settings of those topics that tell them."""
-        found: dict[str, _Settings] = {}
+        found: dict[str, TopicSettings] = {}
         for name, settings in self.cluster.topic_settings(names).items():
             if not isinstance(settings, BrokerError):
-                found[name] = _Settings(
+                found[name] = TopicSettings(
                     max_bytes=int(settings["max.message.bytes"].value),
                     is_compacted="compact" in settings["cleanup.policy"].value.split(","),
                     min_in_sync=int(settings["min.insync.replicas"].value),
                 )
         with self._lock:
             for name in found.keys() & self._doubted:
-                self._limits[name] = found[name].max_bytes
-                self._supposed.pop(name, None)
-            self._find_smallest()
+                self._sizes.learn(name, found[name].max_bytes)
         return found
 
 
 def _is_odd(names: Sequence[Any], values: Sequence[Any]) -> bool:
     """Whether header arrays that are not empty have several dimensions, or a first name that is no text."""
     return names[0].__class__ is not str or values[0].__class__ is list
-
-
-def _is_away(topic: Topic) -> bool:
-    return topic.refusal is not None and topic.refusal.cause is Cause.UNAVAILABLE
-
-
-def _is_missing(topic: Topic) -> bool:
-    return topic.refusal is not None and topic.refusal.cause is Cause.UNKNOWN_TOPIC
-
-
-def _why_unavailable(name: str, partitions: Sequence[Any], settings: _Settings | None) -> str | None:
-    """Return why Kafka takes nothing for a topic now, or not for all of its partitions; None when it does."""
-    for partition in partitions:
-        if partition.leader is None or partition.leader.id < 0:
-            return f"partition {partition.id} of topic {name} has no leader"
-        if settings is not None and len(partition.isr) < settings.min_in_sync:
-            return (
-                f"partition {partition.id} of topic {name} has {len(partition.isr)} replicas in sync, and "
-                f"min.insync.replicas is {settings.min_in_sync}"
-            )
-    return None
-
-
-def _not_there(name: str) -> Refusal:
-    return Refusal(Cause.UNKNOWN_TOPIC, f"topic {name} does not exist. Create it")
-
-
-def _topic(name: str, answer: Any, settings: _Settings | None) -> Topic:
-    if not isinstance(answer, BrokerError):
-        allowed = answer.authorized_operations
-        if allowed is not None and AclOperation.WRITE not in allowed:
-            return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
-        if (reason := _why_unavailable(name, answer.partitions, settings)) is not None:
-            return Topic(Refusal(Cause.UNAVAILABLE, f"{reason}. Bring its brokers back"))
-        if settings is None:
-            return Topic(None, len(answer.partitions))
-        return Topic(None, len(answer.partitions), settings.max_bytes, settings.is_compacted)
-    if answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART:
-        return Topic(_not_there(name))
-    if answer.code() == BrokerError.TOPIC_AUTHORIZATION_FAILED:
-        return Topic(Refusal(Cause.NOT_AUTHORIZED, not_allowed("WRITE", "topic", name)))
-    return Topic(Refusal(Cause.TOPIC_NAME, answer.str() or answer.name()))
-
-
-def _hash(topic: str, key: str | bytes | None, value: str | bytes | None, limit: int) -> int:
-    return hash((topic, limit, *(part.encode() if isinstance(part, str) else part for part in (key, value))))

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 
 from airflow_outbox.errors import KafkaError, RecordsRefusedError, StuckTransactionsError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReports, Report
+from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReport, DeliveryReports
 from airflow_outbox.harvest.kafka.errors import CLIENT_ERRORS, REFUSALS, not_allowed, raised, refused_settings
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
 from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED
@@ -28,10 +28,11 @@ from airflow_outbox.harvest.kafka.transactional_client import (
     transactional_settings,
     waits_for_end,
 )
+from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, Transaction, smallest_gap
-from airflow_outbox.harvest.protocol.turns import Place
-from airflow_outbox.harvest.worker import Worker
+from airflow_outbox.harvest.worker_thread import Worker
+from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import PARTITION, OutboxRow
 
 _topic = itemgetter(1)
@@ -42,6 +43,9 @@ _SERVING_INTERVAL = 1.0  # the client's callbacks can wait this long while nothi
 class TransactionalProducer:
     """Publishes transactions one after the other, with records of the ledger in them. One thread makes all calls to the
     client, in turn.
+
+    The class is large because it makes all of these calls: only so can it tell which request may have been sent twice.
+    The delivery reports and the state of the transaction are classes of their own.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class TransactionalProducer:
         config: HarvestConfig,
         transactional_id: str,
         *,
-        ledger: Place,
+        ledger: TopicAndPartition,
         book: TopicCache,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> None:
@@ -93,15 +97,23 @@ class TransactionalProducer:
         """Replace a producer that has no transaction open by one with a new epoch. Raises KafkaError."""
         await self._worker.call(self._renew)
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
-        """Send rows in the open transaction, or in a new one, and wait until Kafka has them. Raises KafkaError."""
-        return await self._worker.call(self._publish, rows)
+    async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
+        """Send rows in the open transaction, or in a new one, and wait until Kafka has them. They go into `partitions`,
+        one for each, if these are chosen already. Raises KafkaError.
+        """
+        return await self._worker.call(self._publish, rows, partitions)
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
-        """Write records into the ledger, and commit. Return the last one's offset there. Raises KafkaError."""
+    async def write(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> None:
+        """Write records into the ledger, and `extents`, and wait until Kafka has them. Raises KafkaError."""
+        await self._worker.call(self._write_ahead, records, extents)
+
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
+        """Write records, if there are any, into the ledger, and `extents`; commit. Return the ledger's last offset.
+        Raises KafkaError.
+        """
         self._is_asked_to_commit = True  # for good, when the caller stops waiting: the call goes on
         try:
-            offset = await self._worker.call(self._commit, records)
+            offset = await self._worker.call(self._commit, records, extents)
         except KafkaError:
             self._is_asked_to_commit = False
             raise
@@ -150,7 +162,7 @@ class TransactionalProducer:
         if self._has_committed:  # before that, a refused record must show by itself
             self._write((FIRST, None))
 
-    def _publish(self, rows: Sequence[OutboxRow]) -> list[Extent]:
+    def _publish(self, rows: Sequence[OutboxRow], chosen: Sequence[int] | None = None) -> list[Extent]:
         started = time.monotonic()
         self._begin()
         self._transaction.begins(Call.PUBLISH)
@@ -158,27 +170,28 @@ class TransactionalProducer:
         produce = self._producer.produce
         topics = set(map(_topic, rows))
         known = None if self._asks_of_each else self._book.partitions(topics)
-        partitions = None if known is None else self._partitioner.choose(rows, known)
-        counts: Mapping[Place, int]
-        reports: Sequence[Report | None]
+        partitions = None if known is None else chosen or self._partitioner.choose(rows, known)
+        counts: Mapping[TopicAndPartition, int]
+        reports: Sequence[DeliveryReport | None]
         if partitions is None:
-            partitions = [PARTITION_BY_KEY if row[PARTITION] is None else row[PARTITION] for row in rows]
+            partitions = chosen or [PARTITION_BY_KEY if row[PARTITION] is None else row[PARTITION] for row in rows]
             counts, reports = {}, [self._reports.delivered] * len(rows)
         else:
             counts, reports = self._reports.edges(rows, partitions, topics)
+        headers: list[tuple[str, str | bytes | None]] | None = None
+        names_before: list[str | None] | None = []
+        values_before: list[str | bytes | None] | None = []
         for (number, topic, key, value, names, values, _, _, _), partition, report in zip(
             rows, partitions, reports, strict=True
         ):
             try:
-                produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    on_delivery=report,
-                    # A record that was not read whole has no names and values: this raises TypeError.
-                    headers=None if names == [] else list(zip(names, values)),  # type: ignore[arg-type]  # noqa: B905
-                )
+                # Many records have the same headers as the one before. A record that was not read whole has no names
+                # and values: this raises TypeError.
+                if names != names_before or values != values_before:
+                    headers = None if names == [] else list(zip(names, values))  # type: ignore[arg-type]  # noqa: B905
+                    names_before, values_before = names, values
+                # Named arguments would cost the client a quarter of the time of the call. 0: it is sent now.
+                produce(topic, value, key, partition, report, None, 0, headers)
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 raise self._not_produced(number, topic, error) from error
         self._flush()
@@ -199,7 +212,7 @@ class TransactionalProducer:
         self._book.doubt(topic)
         self._book.is_in_doubt = True
         self._transaction.given_up(Call.PUBLISH, text)
-        return RecordsRefusedError(text, records=[number])
+        return RecordsRefusedError(text, records=[number], topics=[topic])
 
     def _given_up(self, reason: str) -> KafkaError:
         """Give up the producer. Return the error to raise: for a refused record, or else for this reason."""
@@ -207,19 +220,30 @@ class TransactionalProducer:
         self._book.is_in_doubt = True
         return self._reports.error() or error
 
-    def _commit(self, records: Sequence[LedgerRecord]) -> int:
+    def _write_ahead(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None) -> None:
         started = time.monotonic()
+        self._send_ledger(records, extents)
+        self._transaction.succeeded(Call.PUBLISH, seconds=time.monotonic() - started)
+
+    def _commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None) -> int:
+        started = time.monotonic()
+        if records:
+            self._send_ledger(records, extents)
+        self._repeat(Call.COMMIT, self._producer.commit_transaction, started=started)
+        self._book.is_in_doubt = False
+        self._has_committed = True
+        return self._reports.offset
+
+    def _send_ledger(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None) -> None:
         self._begin()
         self._transaction.begins(Call.PUBLISH)
+        if extents is not None:  # first: their partition has to be added to the transaction
+            self._write_extents(extents)
         for record in records:
             self._write(record)
         self._flush()
         if self._reports.is_purged:
             raise self._given_up(self._reports.not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
-        self._repeat(Call.COMMIT, self._producer.commit_transaction, started=started)
-        self._book.is_in_doubt = False
-        self._has_committed = True
-        return self._reports.offset
 
     def _write(self, record: LedgerRecord) -> None:
         (topic, partition), (key, value) = self._ledger, record
@@ -230,6 +254,22 @@ class TransactionalProducer:
             if reason.code() == BrokerError._STATE:  # the transaction failed before, because of a record
                 raise self._given_up(self._reports.why(self._failure() or reason)) from error
             raise self._given_up(self._reports.not_written(reason)) from error
+        except BufferError as error:
+            raise self._given_up("the client's queue is full") from error
+
+    def _write_extents(self, extents: ExtentsToWrite) -> None:
+        report = self._reports.extents_report(extents)
+        try:
+            for key, value in extents.records:
+                self._producer.produce(
+                    extents.topic, key=key, value=value, partition=extents.partition, on_delivery=report
+                )
+        except KafkaException as error:
+            reason = raised(error)
+            if reason.code() == BrokerError._STATE:  # the transaction failed before, because of a record
+                raise self._given_up(self._reports.why(self._failure() or reason)) from error
+            extents.refused()
+            raise self._given_up(self._reports.extents_not_written(reason, extents.topic)) from error
         except BufferError as error:
             raise self._given_up("the client's queue is full") from error
 
@@ -244,6 +284,7 @@ class TransactionalProducer:
         try:
             while self._producer.flush(_FLUSH_TIME) and not self._reports.are_refusals:
                 if time.monotonic() > deadline:
+                    self._reports.note_late_extents()
                     raise self._given_up(self._reports.complaint or "Kafka did not take the records in time")
         except CLIENT_ERRORS as error:
             raise self._given_up(self._reports.why(raised(error))) from error

@@ -7,7 +7,7 @@ too: earlier rows of a lane go out in the same batch or before it. All other lan
 everything, since a transaction's records lie in one window.
 
 Holding back takes memory, so it is bounded. If many records wait behind a short transaction that ends late, that
-transaction is *set aside*: it is parked row by row as it is read, over as many batches as it takes, with the records
+transaction is *set aside*. It is parked row by row as it is read, over as many batches as it takes, with the records
 behind it. Once all of it is parked, it is published from there. A transaction that will not be published (it is too
 large, or condemned for another reason) is set aside from its first row on. A retry of it waits until all of it is
 parked; a successor parks the rest.
@@ -19,7 +19,8 @@ Invariants:
 
 - Between two places where a batch may end lie whole transactions, except those that are set aside.
 - The rows of a lane go out in the order in which they were read.
-- At most the bound is held back after a page, twice that where a stream ends; nothing is after the window's last.
+- After a page, at most the bound is held back; where a stream ends, at most twice that; after a window's last page,
+  nothing.
 """
 
 from __future__ import annotations

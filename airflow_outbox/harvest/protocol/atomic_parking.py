@@ -7,7 +7,7 @@ A transaction is *condemned* when
 - one of its records comes, in its lane, after one that waits or is condemned;
 - it is condemned already.
 
-A condemned transaction waits whole. If a part of it has been sent already (it is longer than a page), it can't be
+A condemned transaction waits whole. One that is longer than a page may have been sent in part already. Then it can't be
 condemned within this Kafka transaction: the term ends, and the next one knows from the beginning.
 
 A transaction known to be condemned from the beginning is set aside as it is read, over as many batches as it takes.
@@ -24,7 +24,7 @@ from airflow_outbox.harvest.protocol.parking import (
     Caution,
     Diversion,
     ParkedLanes,
-    Retry,
+    RetryOutcome,
     passed,
     stand_for_topics,
 )
@@ -130,7 +130,7 @@ class WholeTransactions:
 
     def due(
         self, rows: Sequence[OutboxRow], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
-    ) -> Retry[OutboxRow]:
+    ) -> RetryOutcome[OutboxRow]:
         """Return which transactions of these parked rows can be published now, and the refused records.
 
         The rows are parked ones from the first on. `lengths` are those of the transactions that may be tried, as they
@@ -158,7 +158,7 @@ class WholeTransactions:
         ]
         published = [row for row in rows if _transaction(row) not in waiting]
         is_early = any(lengths[number].last_id <= rows[-1][0] for number in partial)
-        return Retry(published, refused, others, passed(tried, refused), is_early)
+        return RetryOutcome(published, refused, others, passed(tried, refused), is_early)
 
 
 def condemned(

@@ -22,18 +22,18 @@ class Pace:
     """The bytes of key and value that a batch may have. Lasts as long as the process."""
 
     def __init__(self, *, longest: float) -> None:
-        """`longest`: sending a batch should take at most so many seconds."""
+        """`longest`: sending a batch should take at most this many seconds."""
         self._longest = longest
         self.max_bytes = _FIRST
 
     def took(self, size: int, *, seconds: float) -> None:
-        """So many bytes were sent in this time."""
+        """This many bytes were sent in this time."""
         if seconds > self._longest:
             self.max_bytes = max(_LEAST, int(min(size, self.max_bytes) * self._longest / seconds))
         elif 2 * seconds < self._longest and 2 * size > self.max_bytes:
             self.max_bytes = min(2 * self.max_bytes, _MOST)
 
     def failed(self, size: int, *, seconds: float) -> None:
-        """So many bytes could not be sent in this time."""
+        """This many bytes could not be sent in this time."""
         if seconds > self._longest:
             self.max_bytes = max(_LEAST, min(size, self.max_bytes) // _DIVIDED_BY)

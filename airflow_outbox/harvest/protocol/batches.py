@@ -46,15 +46,17 @@ class Piece:
 class Batch:
     """The contents of one Kafka transaction: batch `number` of the outbox.
 
+    - `extents`: where its records are, by log and partition.
     - `size`: how many bytes of key and value were read for it.
     - `condemned`: source transactions that it parks whole.
     - `no_longer_slow`: source transactions in it that took too long before.
+    - `committed_at`: when its commit had returned, by the clock that measures.
     """
 
     number: int
     ids: list[int] = field(default_factory=list)
     topics: Counter[str] = field(default_factory=Counter)
-    extents: dict[tuple[str, int], Extent] = field(default_factory=dict)
+    extents: list[dict[tuple[str, int], Extent]] = field(default_factory=list)
     parked: Diversion[OutboxRow] = field(default_factory=Diversion)
     unparked: list[int] = field(default_factory=list)
     within: Snapshot = _NOTHING_SEEN
@@ -64,6 +66,7 @@ class Batch:
     condemned: frozenset[int] = frozenset()
     no_longer_slow: frozenset[int] = frozenset()
     may_be_free: bool = False
+    committed_at: float = 0.0
 
     def divert(self, piece: Piece, diversion: Diversion[OutboxRow]) -> None:
         """Add a piece, divided like that, to the batch."""
@@ -75,13 +78,17 @@ class Batch:
         self.written = max(self.written, piece.written)
         self.size += piece.bytes
 
-    def add(self, extents: Iterable[Extent]) -> None:
-        """Add published records."""
-        for extent in extents:
+    def add(self, by_log: Sequence[Iterable[Extent]]) -> None:
+        """Add published records: where they are on each log, the primary first."""
+        if not self.extents:
+            self.extents = [{} for _ in by_log]
+        for extent in by_log[0]:
             self.topics[extent.topic] += extent.count
-            place = extent.topic, extent.partition
-            earlier = self.extents.get(place)
-            self.extents[place] = extent if earlier is None else earlier.followed_by(extent)
+        for places, extents in zip(self.extents, by_log, strict=True):
+            for extent in extents:
+                place = extent.topic, extent.partition
+                earlier = places.get(place)
+                places[place] = extent if earlier is None else earlier.followed_by(extent)
 
     @property
     def read(self) -> int:
@@ -102,15 +109,15 @@ class Batch:
             else max((each for ids in groups for each in ids if each <= last_drawn), default=0)
         )
 
-    def entry(self, *, view: UUID, fence: Fence) -> Entry:
-        """The batch's entry in the ledger."""
+    def entry(self, *, view: UUID, fence: Fence, log: int = 0) -> Entry:
+        """The batch's entry in a log's ledger."""
         return Entry(
             batch=self.number,
             view=view,
             incarnation=fence.incarnation,
             snapshot=self.within,
             runs=runs(self.ids),
-            extents=tuple(self.extents.values()),
+            extents=tuple(self.extents[log].values()) if self.extents else (),
             parked=self.parked.groups(),
             unparked=runs(self.unparked),
             outbox_id=fence.outbox_id,

@@ -6,7 +6,8 @@ log is the *primary*, the others are *backups*. A batch goes through these state
     BEGUN ─► PREPARED on all ─► COMMITTED on the primary ─► COMMITTED on the backups ─► READABLE on all ─► COMPLETED
 
 - *begun*: it has its number, and records of it may be on their way.
-- *prepared* on a log: all its records are produced and flushed, in an open transaction. Nobody can read them.
+- *prepared* on a log: all its records are produced and flushed, in an open transaction. Nobody can read them. With
+  backups, the batch's entries follow on all logs, before it is committed on any.
 - *committed* on a log: the log has acknowledged the commit, of the records and of the batch's entry in that ledger.
 - *readable* on a log: its markers are written there, so consumers that read committed get past it.
 - *completed*: Postgres has deleted the batch's records, or moved them into the parked table.
@@ -123,7 +124,7 @@ class Commitment:
             self._records += batch.records
 
     def readable(self, log: int, commits: int) -> None:
-        """So many of the term's commits on a log, from the first one on, are known to be readable."""
+        """This many of the term's commits on a log, from the first one on, are known to be readable."""
         self._logs[log].readable = self._last + commits
 
     @property

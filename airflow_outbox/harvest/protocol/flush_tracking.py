@@ -75,7 +75,7 @@ class FlushTracking:
         self._advance()
 
     def purge(self, batch: int, records: int, topics: Mapping[str, int]) -> None:
-        """The next batch, of so many records, is deleted from the outbox; `topics` counts the published ones."""
+        """The next batch, of this many records, is deleted from the outbox; `topics` counts the published ones."""
         self._topics.update(topics)
         self._last_purged += records
         self._purged.append((self._last_purged, batch, dict(self._topics)))

@@ -2,8 +2,8 @@
 
 A record is *admitted* when it has been marked, *sent* when the log has it, *settled* when the log has reported on it,
 and *forgotten* when it has been purged. Records of one topic and key form a queue in id order; the next is sent only
-when the one before has been delivered. After a failure nothing more is sent: unsent records are given up, sent ones
-settle, and the records that are left in the outbox are marked again under a new view.
+when the one before has been delivered. After a failure nothing more is sent. Unsent records are given up, and sent ones
+settle. The records that are left in the outbox are marked again under a new view.
 
 Invariants:
 

@@ -27,7 +27,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -130,6 +130,15 @@ class Entry:
             for number, chunk in enumerate(chunks)
         ]
 
+    def packed(self) -> str:
+        """The entry as one text, a JSON array: for Postgres, which keeps it for clusters that lack the batch."""
+        return f"[{','.join(value for _, value in self.records() if value is not None)}]"
+
+    @classmethod
+    def unpacked(cls, chunks: Iterable[dict[str, Any]]) -> Entry:
+        """The entry of such an array."""
+        return _entry(list(chunks))
+
     def _owner(self) -> dict[str, object]:
         return {} if self.outbox_id is None else {"outbox_id": str(self.outbox_id), "shard": self.shard}
 
@@ -139,7 +148,7 @@ class Head:
     """How far the ledger is: see the module's description.
 
     `beats` counts how often leaders had written the fence row by then. `kept` are the entries not yet deleted: number
-    and chunks.
+    and chunks. `membership` is the number of the one in which it was written; the first one is not named.
     """
 
     outbox_id: UUID
@@ -150,10 +159,22 @@ class Head:
     highest_id: int
     beats: int
     kept: tuple[tuple[int, int], ...] = ()
+    membership: int = 1
 
     def record(self) -> LedgerRecord:
-        values = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(self).items()}
-        return HEAD, _json(format=FORMAT, **values)
+        membership = {} if self.membership == 1 else {"membership": self.membership}
+        return HEAD, _json(
+            format=FORMAT,
+            outbox_id=str(self.outbox_id),
+            incarnation=self.incarnation,
+            view=str(self.view),
+            batch=self.batch,
+            witnessed=self.witnessed,
+            highest_id=self.highest_id,
+            beats=self.beats,
+            kept=self.kept,
+            **membership,
+        )
 
 
 Unread = tuple[int, str]
@@ -219,7 +240,13 @@ def runs(ids: Sequence[int]) -> tuple[Run, ...]:
 
 def expanded(runs: Iterable[Run]) -> list[int]:
     """The ids of runs."""
-    return [number for first, last in runs for number in range(first, last + 1)]
+    ids: list[int] = []
+    for first, last in runs:
+        if first == last:  # as most are in one shard of several
+            ids.append(first)
+        else:
+            ids += range(first, last + 1)
+    return ids
 
 
 @dataclass(slots=True)
@@ -259,7 +286,9 @@ def _chunked(entry: Entry) -> list[_Chunk]:
         for chunk, part in parts(parked.runs, with_each=_REASON_BYTES + len(json.dumps(parked.reason))):
             chunk.parked.append((parked.cause, parked.reason, part))
     for extent in entry.extents:
-        chunk_for(_EXTENT_BYTES + len(extent.topic)).extents.append(list(asdict(extent).values()))
+        chunk_for(_EXTENT_BYTES + len(extent.topic)).extents.append(
+            [extent.topic, extent.partition, extent.first, extent.last, extent.count]
+        )
     return chunks
 
 
@@ -314,6 +343,7 @@ def _head(values: dict[str, Any]) -> Head:
         highest_id=int(values["highest_id"]),
         beats=int(values["beats"]),
         kept=tuple((int(batch), int(chunks)) for batch, chunks in values["kept"]),
+        membership=int(values.get("membership", 1)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from uuid import UUID
 
@@ -29,9 +30,12 @@ class LedgerState:
         self._kept = dict(recovery.kept)
         self._keeping = self._kept
 
-    def records(self, entry: Entry, *, highest_id: int) -> list[LedgerRecord]:
-        """The records to write with a batch: its entry, the deletion of witnessed entries, and the head."""
+    def records(self, entry: Entry, *, highest_id: int, without: Iterable[Entry] = ()) -> list[LedgerRecord]:
+        """The records to write with a batch: its entry, the deletion of witnessed entries and of those that it is to
+        be `without`, and the head.
+        """
         records = entry.records()
+        records += [(key, None) for other in without for key, _ in other.records()]
         gone = [kept for kept in self._kept.items() if kept[0] <= self.witnessed.batch]
         self._keeping = {**self._kept, entry.batch: len(records)}
         for batch, chunks in gone:
@@ -46,6 +50,7 @@ class LedgerState:
             highest_id=max(highest_id, self.published.highest_id),
             beats=self.beats,
             kept=tuple(self._keeping.items()),
+            membership=self._fence.membership,
         )
         return [*records, head.record()]
 

@@ -9,8 +9,8 @@ empty:
                            ▲     │ retry: publish from the head of the queue
                            └─────┘ refused again
 
-A refusal of the topic (it does not exist, may not be written to, or finds the harvester's clock wrong) parks the topic:
-all its lanes, without a new refusal for each.
+A refusal of the topic parks the topic: all its lanes, without a new refusal for each. Such a topic does not exist, may
+not be written to, or finds the harvester's clock wrong.
 
 Invariants:
 
@@ -21,8 +21,8 @@ Invariants:
 - The queue of a lane is published from its head, and stops at the first record that is refused again.
 - The head of a queue is in one of three states: *blocked* by its own cause, until it is tried again or somebody asks;
   *represented* by another record that stands for its topic or (in whole transactions) holds its own; or *due*.
-- When a record that held others goes, those that nothing holds any more are *released*, that is made due, once all that
-  was diverted by then is in the parked table.
+- When a record that held others goes, those that nothing holds any more are *released*. They are due as soon as all
+  that was diverted by then is in the parked table.
 
 Diverted records are written into the batch's ledger entry before they are moved, so that a successor completes the
 move.
@@ -36,8 +36,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded, runs
+from airflow_outbox.harvest.protocol.refused_topics import RefusedTopics
 from airflow_outbox.values.pages import ID, KEY, TOPIC, Length
-from airflow_outbox.values.records import Lane
+from airflow_outbox.values.records import Key, Lane, short_key
 from airflow_outbox.values.refusals import Cause, Refusal
 
 _PORTIONS = 100  # into which suspects are divided; waiting for each takes some milliseconds
@@ -97,7 +98,7 @@ def passed(rows: Iterable[tuple[Any, ...]], refused: Mapping[int, Refusal]) -> s
 
 
 @dataclass(frozen=True, slots=True)
-class Retry(Generic[Row]):
+class RetryOutcome(Generic[Row]):
     """The fates of parked rows that were due: published, refused again, or (`others`) waiting behind a refused one.
 
     A topic has `passed` if a row of it was refused for a reason of its own. `is_early`: a transaction is not parked
@@ -114,13 +115,17 @@ class Retry(Generic[Row]):
 class ParkedLanes:
     """Which lanes and topics are parked, and how many records wait in each."""
 
-    def __init__(self, lanes: Mapping[Lane, int], topics: Iterable[str]) -> None:
-        self._waiting: Counter[Lane] = Counter(lanes)
+    def __init__(self, lanes: Mapping[str, Counter[Key]], topics: Iterable[str]) -> None:
+        """`lanes` counts waiting records by topic and short key. These counters are changed here, not copied: there may
+        be a million lanes.
+        """
+        self._waiting = dict(lanes)
+        self._records = sum(keys.total() for keys in lanes.values())
         self._topics = set(topics)
 
     def __len__(self) -> int:
         """The number of waiting records."""
-        return self._waiting.total()
+        return self._records
 
     def divert(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
@@ -142,12 +147,15 @@ class ParkedLanes:
 
     def holds(self, lane: Lane) -> bool:
         """Whether records of a lane have to wait."""
-        return lane in self._waiting or lane[0] in self._topics
+        topic, key = lane
+        keys = self._waiting.get(topic)
+        return keys is not None and (topic in self._topics or short_key(key) in keys)
 
     def wait(self, rows: Iterable[tuple[Any, ...]], refusals: Mapping[int, Refusal]) -> None:
         """Count diverted records."""
         for row in rows:
-            self._waiting[row[TOPIC], row[KEY]] += 1
+            self._waiting.setdefault(row[TOPIC], Counter())[short_key(row[KEY])] += 1
+            self._records += 1
             if row[ID] in refusals and refusals[row[ID]].cause.is_of_the_topic:
                 self._topics.add(row[TOPIC])
 
@@ -173,10 +181,16 @@ class ParkedLanes:
         return self.divert(rows, refusals)
 
     def _leave(self, lanes: Iterable[Lane]) -> None:
-        self._waiting.subtract(lanes)
-        for lane in [lane for lane, count in self._waiting.items() if count <= 0]:
-            del self._waiting[lane]
-        self._topics &= {topic for topic, _ in self._waiting}
+        for topic, key in lanes:
+            keys, key = self._waiting.get(topic, Counter()), short_key(key)
+            if key in keys:
+                keys[key] -= 1
+                self._records -= 1
+                if not keys[key]:
+                    del keys[key]
+                if not keys:
+                    del self._waiting[topic]
+        self._topics &= self._waiting.keys()
 
 
 class Caution:
@@ -200,6 +214,7 @@ class Caution:
         self.slow_transactions: set[int] = set()  # those that took too long the last time
         self._portions: dict[bool, dict[int, int]] = {False: {}, True: {}}  # suspects, and how many to send together
         self._refused_again: set[int] = set()  # parked records that this retry has found refused; on record
+        self.topics = RefusedTopics()
 
     @property
     def is_careful(self) -> bool:
@@ -218,6 +233,10 @@ class Caution:
             self.condemned[parked].update(dict.fromkeys(ids, Refusal(Cause.REFUSED, reason)))
         else:
             self._portions[parked].update(dict.fromkeys(ids, -(-len(ids) // _PORTIONS)))
+
+    def known(self, rows: Iterable[Row], *, at: float, parked: bool) -> dict[int, Refusal]:
+        """Return what is not to be sent at this time, in seconds, of these rows and perhaps others, by id."""
+        return {**self.topics.untried(rows, at=at, parked=parked), **self.condemned[parked]}
 
     def portions(self, rows: Sequence[Row], *, parked: bool) -> Iterator[Sequence[Row]]:
         """Divide rows, in order, into portions to send: suspects apart from others, never too many together."""
@@ -254,9 +273,12 @@ class Caution:
             self.condemned[parked].pop(identity, None)
         self.settled(ids, parked=parked)
 
-    def refused_again(self, numbers: Iterable[int]) -> None:
-        """A retry found these parked records refused; that is on record. The retry goes on without them."""
-        self._refused_again.update(numbers)
+    def refused_again(self, refusals: Mapping[int, Refusal]) -> None:
+        """A retry found these parked records refused; that is on record. The retry goes on without them.
+
+        The search among untried ones goes on with the next retry.
+        """
+        self._refused_again.update(number for number, why in refusals.items() if why.cause is not Cause.UNTRIED)
 
     def end_retry(self) -> None:
         """End the retry: the next one tries every record again."""
@@ -293,7 +315,9 @@ class SingleRecords:
     ) -> None:
         """A Kafka transaction stays open for no source transaction: `streaming` is empty."""
 
-    def due(self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]) -> Retry[Row]:
+    def due(
+        self, rows: Sequence[Row], refusals: Mapping[int, Refusal], *, lengths: Mapping[int, Length]
+    ) -> RetryOutcome[Row]:
         """Return which parked rows, queues of lanes in order, can be published now, and the refused heads.
 
         When a topic is refused, its first row stands for all of it.
@@ -311,4 +335,4 @@ class SingleRecords:
                 refused[row[ID]] = refusal
             else:
                 published.append(row)
-        return Retry(published, refused, others, passed(rows, refused))
+        return RetryOutcome(published, refused, others, passed(rows, refused))

@@ -50,7 +50,7 @@ from typing import Any
 from airflow_outbox.errors import KafkaError, PublishError, UncertainCommitError
 
 
-class State(StrEnum):
+class ProducerState(StrEnum):
     """Where the producer and its transaction are."""
 
     UNFENCED = "unfenced"
@@ -72,10 +72,10 @@ class Call(StrEnum):
 
 
 _ALLOWED = {
-    Call.FENCE: (State.UNFENCED, State.UNFENCED, State.READY),
-    Call.BEGIN: (State.READY, State.READY, State.OPEN),
-    Call.PUBLISH: (State.OPEN, State.OPEN, State.OPEN),
-    Call.COMMIT: (State.OPEN, State.COMMITTING, State.READY),
+    Call.FENCE: (ProducerState.UNFENCED, ProducerState.UNFENCED, ProducerState.READY),
+    Call.BEGIN: (ProducerState.READY, ProducerState.READY, ProducerState.OPEN),
+    Call.PUBLISH: (ProducerState.OPEN, ProducerState.OPEN, ProducerState.OPEN),
+    Call.COMMIT: (ProducerState.OPEN, ProducerState.COMMITTING, ProducerState.READY),
 }
 """For each call: the state it is allowed in, the state it is under way in, and the state it leads to."""
 
@@ -107,23 +107,23 @@ class Transaction:
     """
 
     def __init__(self, *, gap: float) -> None:
-        self.state = State.UNFENCED
+        self.state = ProducerState.UNFENCED
         self._gap = gap
         self._is_doubtful = False
 
     @property
     def is_open(self) -> bool:
-        return self.state is State.OPEN
+        return self.state is ProducerState.OPEN
 
     @property
     def is_uncertain(self) -> bool:
         """Whether a commit was asked for and is not known to be acknowledged."""
-        return self.state in (State.COMMITTING, State.UNCERTAIN)
+        return self.state in (ProducerState.COMMITTING, ProducerState.UNCERTAIN)
 
     @property
     def needs_epoch(self) -> bool:
         """Whether one of a new epoch must replace the producer before the next transaction."""
-        return self.state is State.DOUBTFUL
+        return self.state is ProducerState.DOUBTFUL
 
     def begins(self, call: Call) -> None:
         """A call is about to be made. Raises KafkaError for a producer that was given up."""
@@ -133,11 +133,11 @@ class Transaction:
         self.state = under_way
 
     def succeeded(self, call: Call, *, seconds: float) -> None:
-        """A call has succeeded after so many seconds."""
+        """A call has succeeded after this many seconds."""
         self._is_doubtful |= call is not Call.FENCE and seconds >= self._gap
         self.state = _ALLOWED[call][2]
         if call is Call.COMMIT and self._is_doubtful:
-            self.state = State.DOUBTFUL
+            self.state = ProducerState.DOUBTFUL
 
     def failed(self, call: Call, complaint: Complaint, *, in_time: bool) -> bool:
         """Return whether to make the same call again. `in_time`: its deadline allows that.
@@ -152,12 +152,12 @@ class Transaction:
     def given_up(self, call: Call, reason: str) -> KafkaError:
         """Give the producer up. Return the error to raise."""
         if call is Call.COMMIT:
-            self.state = State.UNCERTAIN
+            self.state = ProducerState.UNCERTAIN
             return UncertainCommitError(
                 f"nobody knows yet whether a batch was committed: {reason}. The next view reads it from the ledger; "
                 "nothing is lost"
             )
-        self.state = State.ABANDONED
+        self.state = ProducerState.ABANDONED
         if call is Call.PUBLISH:
             return PublishError(reason)
         return KafkaError(reason)

@@ -18,6 +18,7 @@ These are compared:
 - how often leaders have said in the fence row that they are alive (its *beats*, one a second) against the ledger's
   count: a restore brings back a row with fewer. Only a leader that has compared them may add to them. One that takes
   over and fails before it could compare must not make up for beats that a restore took away;
+- the number of the *membership*, which counts how often other clusters counted, against the ledger's;
 - the *witness* in the fence row against the ledger. A restored fence row knows less than the ledger says it did. A
   ledger that is lost, shortened or exchanged knows less than the fence row, or has another id;
 - the owners of entries that are not witnessed. A term begins when all that the ledger holds is purged and witnessed,
@@ -49,7 +50,7 @@ from airflow_outbox.values.fence import Fence, LedgerPosition, Pulse
 from airflow_outbox.values.pages import Page
 
 BEFORE_THIS_DATABASE = "the ledger was written before this database had one"
-_MADE_ANEW = "the outbox's table was dropped and recreated"
+_RECREATED = "the outbox's table was dropped and recreated"
 
 
 def _set_back(last_drawn: int, highest_id: int) -> str:
@@ -73,9 +74,13 @@ class Recovery:
 
 
 def require_pulse(fence: Fence, pulse: Pulse, *, highest_id: int) -> None:
-    """Raise HistoryError if the table was exchanged, or its ids set back, since the take-over."""
+    """Raise HistoryError if the table was exchanged, or its ids set back, since the take-over, or if another shard's
+    leader has found a difference.
+    """
+    if pulse.halted is not None:
+        raise HistoryError(pulse.halted)
     if pulse.table_oid != fence.present.table_oid:
-        raise HistoryError(_MADE_ANEW)
+        raise HistoryError(_RECREATED)
     if pulse.last_drawn < highest_id:
         raise HistoryError(_set_back(pulse.last_drawn, highest_id))
 
@@ -87,7 +92,7 @@ def require_page(fence: Fence, page: Page, *, file_number: int | None) -> int:
     compares the ids and finds out which. `file_number` is that of the term's first page. Return the present one.
     """
     if page.table_oid != fence.present.table_oid:
-        raise HistoryError(_MADE_ANEW)
+        raise HistoryError(_RECREATED)
     if file_number not in (None, page.file_number):
         raise PostgresError("the outbox's table was truncated or rewritten: harvesting starts again with a new view")
     return page.file_number
@@ -198,7 +203,7 @@ def differences_of_databases(fence: Fence) -> Iterator[str]:
             "a copy in the same cluster, or it was dropped and recreated"
         )
     if recorded.table_oid != present.table_oid:
-        yield _MADE_ANEW
+        yield _RECREATED
     if fence.last_drawn < witness.highest_id:
         yield _set_back(fence.last_drawn, witness.highest_id)
     if fence.newest_transaction_id >= fence.next_transaction_id:
@@ -232,6 +237,11 @@ def _differences_ahead(fence: Fence, head: Head) -> Iterator[str]:
         yield (
             f"the database knows batches up to {witness.batch}, but it knew batch {head.witnessed} before: "
             "it was restored to an earlier time"
+        )
+    elif head.incarnation == fence.incarnation and head.membership > fence.membership:
+        yield (
+            f"the ledger was written when the outbox's clusters had been changed {head.membership - 1} times, but the "
+            f"database knows of {fence.membership - 1}: it was restored to an earlier time"
         )
     elif head.incarnation == fence.incarnation and head.beats > fence.beats:
         yield "the ledger knows more of the leaders than the database: the database was restored to an earlier time"

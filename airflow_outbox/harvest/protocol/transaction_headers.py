@@ -1,7 +1,7 @@
 """Headers that name a record's source transaction, for consumers that put transactions together again.
 
-They may do so across topics, or from a copy of a topic that lost where Kafka's transactions ended. A record's place
-counts from 1 in id order, over all topics. A transaction is whole when `total` places are seen.
+They may do so across topics, or from a copy of a topic in which the bounds of Kafka's transactions are lost. A record's
+place counts from 1 in id order, over all topics. A transaction is whole when `total` places are seen.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-Place = tuple[str, int]
-"""A topic's partition."""
+from airflow_outbox.values.extents import TopicAndPartition
 
 
 class Turns:
@@ -36,7 +35,7 @@ class Turns:
         self._producers = producers
         self._begun = 0
         self._committed = 0
-        self._unproven: dict[int, Mapping[Place, int]] = {}  # commits by number, with their last offsets
+        self._unproven: dict[int, Mapping[TopicAndPartition, int]] = {}  # commits by number, with their last offsets
 
     @property
     def readable(self) -> int:
@@ -44,9 +43,9 @@ class Turns:
         return min(self._unproven) - 1 if self._unproven else self._committed
 
     @property
-    def waiting(self) -> Mapping[Place, int]:
+    def waiting(self) -> Mapping[TopicAndPartition, int]:
         """The offsets that the stable offsets have to pass: the last ones of commits not known to be readable."""
-        waiting: dict[Place, int] = {}
+        waiting: dict[TopicAndPartition, int] = {}
         for ends in self._unproven.values():
             waiting.update({place: max(end, waiting.get(place, end)) for place, end in ends.items()})
         return waiting
@@ -69,7 +68,7 @@ class Turns:
         """Kafka has taken a record of this transaction."""
         self._unproven.pop(number - self._producers, None)
 
-    def committed(self, ends: Mapping[Place, int]) -> None:
+    def committed(self, ends: Mapping[TopicAndPartition, int]) -> None:
         """Kafka has acknowledged the next commit. `ends`: its last offset in each partition."""
         self._committed += 1
         if ends:  # else there is nothing to read
@@ -84,7 +83,7 @@ class Turns:
         """Whether a commit of this producer is not known to be readable."""
         return any(self.turn(number) == producer for number in self._unproven)
 
-    def stable(self, offsets: Mapping[Place, int]) -> None:
+    def stable(self, offsets: Mapping[TopicAndPartition, int]) -> None:
         """The stable offsets are at least these."""
         for number, ends in list(self._unproven.items()):
             if all(offsets.get(place, 0) > end for place, end in ends.items()):

@@ -68,7 +68,7 @@ class Standalone:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What drivers and executors get: the package, and an Airflow that can't be imported."""
+    """The environment of drivers and executors: the package, and an Airflow that can't be imported."""
     blocked = folder / "no-airflow" / "airflow"
     blocked.mkdir(parents=True, exist_ok=True)
     (blocked / "__init__.py").write_text(_NO_AIRFLOW)

@@ -16,7 +16,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 
 NOT_NEEDED = ("pandas", "confluent_kafka", "pydantic", "click", "rich", "yaml", "psutil")
-"""What docs/how-to/spark.md does not ask for, or for the audit only."""
+"""Packages that docs/how-to/spark.md does not ask for, or for the audit only."""
 
 
 def test_a_job_that_registers_nothing(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

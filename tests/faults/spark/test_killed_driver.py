@@ -34,9 +34,10 @@ def kill(driver: subprocess.Popen[bytes], chance: random.Random) -> None:
         os.killpg(driver.pid, signal.SIGKILL)
     else:
         for process in psutil.Process(driver.pid).children(recursive=True):
-            if process.name() == "java":
-                process.kill()
-                break
+            with suppress(psutil.NoSuchProcess):  # Spark's workers in Python come and go
+                if process.name() == "java":
+                    process.kill()
+                    break
         try:
             driver.wait(10)  # Python sees that its JVM is gone
         except subprocess.TimeoutExpired:
@@ -104,18 +105,23 @@ def test_each_record_once(database: str, tmp_path: Path, request: pytest.Fixture
         def committed() -> int:
             return int(one("SELECT count(*) FROM outbox_commits"))
 
+        struck = 0
         for _ in range(kills):
             before, deadline = committed(), time.monotonic() + 300  # on a busy machine Spark takes long to start
             with running(start()) as driver:
-                while committed() == before:
+                # The kill before may have come when all was committed.
+                while committed() == before and not (struck and driver.poll() == 0):
                     assert driver.poll() is None, log.read_text()[-4000:]
                     assert time.monotonic() < deadline, log.read_text()[-4000:]
                     time.sleep(0.01)
                 time.sleep(chance.uniform(0, 1))
-                assert driver.poll() is None, "the stream has ended before it could be killed"
+                if driver.poll() == 0:  # a busy machine has held this process up until the stream had ended
+                    break
                 kill(driver, chance)
+                struck += 1
         with running(start()) as last:
             assert last.wait(600) == 0, log.read_text()[-4000:]
+        assert struck
 
         expected = list(range(batches * RECORDS_A_BATCH))
         assert one("SELECT array_agg(kafka_value::int ORDER BY id) FROM outbox") == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +19,21 @@ from support.harvesting import Outbox, make_outbox
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.harvest.supervised_child import COMMAND
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
 
+from .statsd import StatsdListener
+
 ROLE = "harvester"
 PASSWORD = "not-to-be-seen-4H7"
-CHILD = "airflow_outbox.harvest"
+CHILD = COMMAND[-1]
 MARKER = "OUTBOX_TESTS_SERVER"
-"""What every process of this Airflow has in its environment, the harvesting ones too, whoever has adopted them."""
+"""The mark in the environment of all processes of this Airflow, adopted harvesting processes included."""
 AIRFLOW_PATIENCE = 180.0
 """Seconds that a test waits for Airflow itself: a Dag is read, a task begins. A busy machine takes minutes."""
+LATE = 10.0
+"""Seconds that a busy machine may add to what takes one."""
 TRIGGERER_TIMEOUT = 10
 """How many seconds a triggerer may be silent before the others take its triggers."""
 
@@ -50,7 +56,7 @@ def connections(database: str, kafka: EmbeddedKafka, **login: str) -> dict[str, 
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[str, Outbox]]:
     """The outboxes of the Dags, by name; Airflow reaches them as a role that may harvest and stash, by password."""
     name = f"test_{uuid.uuid4().hex[:12]}"
@@ -76,7 +82,15 @@ def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[
         connection.execute(f"DROP ROLE {ROLE}".encode())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def backup(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
+    """A second cluster, which Airflow has a connection to. A test that needs it starts it."""
+    server = EmbeddedKafka(server_folder / f"airflow-{uuid.uuid4().hex[:8]}", classpath=kafka_classpath)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="package")
 def metadata(postgres: EmbeddedPostgres) -> Iterator[str]:
     """The name of Airflow's metadata database."""
     name = f"test_{uuid.uuid4().hex[:12]}"
@@ -85,35 +99,55 @@ def metadata(postgres: EmbeddedPostgres) -> Iterator[str]:
     postgres.drop_database(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def statsd() -> Iterator[StatsdListener]:
+    """Where Airflow sends its stats."""
+    with contextlib.closing(StatsdListener()) as listener:
+        yield listener
+
+
+@pytest.fixture(scope="package")
 def airflow(
     outboxes: dict[str, Outbox],
     metadata: str,
+    statsd: StatsdListener,
     postgres: EmbeddedPostgres,
     kafka: EmbeddedKafka,
+    backup: EmbeddedKafka,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[AirflowStandalone]:
     """A real Airflow with the Dags of this folder, paused, and one real triggerer."""
     database = outboxes["drained"].database
     folder = tmp_path_factory.mktemp("airflow")
+    known = connections(database, kafka, login=ROLE, password=PASSWORD)
+    known["kafka_backup"] = {"conn_type": "kafka", "extra": {"bootstrap.servers": backup.bootstrap}}
     with AirflowStandalone(
         folder,
         dags=Path(__file__).parent / "dags",
         database=postgres.uri(metadata),
-        connections=connections(database, kafka, login=ROLE, password=PASSWORD),
+        connections=known,
         environment={
             MARKER: str(folder),
             "OUTBOX_TESTS_TOPIC": outboxes["published"].topic,
             # A pause reaches an asset's trigger when the Dag file is read again.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            # An unreadable file is an error, and a busy machine reads slowly.
+            "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "600",
+            "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": str(TRIGGERER_TIMEOUT),
+            "AIRFLOW__METRICS__STATSD_ON": "True",
+            "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",
+            "AIRFLOW__METRICS__STATSD_PORT": str(statsd.port),
+            "AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED": "True",  # with tags
         },
         parallelism=2,
     ) as standalone:
-        standalone.api.wait_for_dag("watching")
-        standalone.api.wait_for_dag("steady_asset")
+        for dag in ("watching", "steady_asset"):
+            standalone.api.wait_for_dag(dag, timeout=AIRFLOW_PATIENCE)
         yield standalone
+        for process in processes_of(standalone, "triggerer"):  # left to end by itself it takes ten seconds
+            process.kill()
 
 
 def processes_of(airflow: AirflowStandalone, word: str) -> list[psutil.Process]:
@@ -124,6 +158,29 @@ def processes_of(airflow: AirflowStandalone, word: str) -> list[psutil.Process]:
             if word in process.cmdline() and process.environ().get(MARKER) == str(airflow.folder):
                 found.append(process)
     return [process for process in found if not gone(process)]
+
+
+def files_with(airflow: AirflowStandalone, text: str) -> list[Path]:
+    """Which of this Airflow's files have a text, of those that have not gone meanwhile."""
+    found = []
+    for folder, _, names in os.walk(airflow.folder):
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file() and text.encode() in path.read_bytes():
+                    found.append(path)
+    return found
+
+
+def wait_for_log(airflow: AirflowStandalone, dag_id: str, run_id: str, task_id: str, text: str) -> str:
+    """Wait until a task's log has a text; the log."""
+    logs: list[str] = []
+
+    def has_it() -> bool:
+        logs.append(airflow.api.task_log(dag_id, run_id, task_id))
+        return text in logs[-1]
+
+    airflow.api.wait(has_it, timeout=AIRFLOW_PATIENCE, what=f"{text!r} in the log of {dag_id}.{task_id}")
+    return logs[-1]
 
 
 def harvesting(airflow: AirflowStandalone) -> list[psutil.Process]:

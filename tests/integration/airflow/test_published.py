@@ -14,14 +14,14 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from support.harvesting import CHILD, Outbox, Process, wait_until
+from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 
-from .conftest import AIRFLOW_PATIENCE, PASSWORD, gone, processes_of
+from .conftest import AIRFLOW_PATIENCE, PASSWORD, files_with, gone, processes_of, wait_for_log
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 WAIT, PUBLISHED = "wait", "published"
 
@@ -76,7 +76,7 @@ def kill_triggerers(airflow: AirflowStandalone) -> None:
     processes = processes_of(airflow, "triggerer")
     for process in processes:
         process.kill()
-    psutil.wait_procs(processes, timeout=5)
+    psutil.wait_procs(processes, timeout=PATIENCE)
     wait_until(lambda: all(gone(process) for process in processes), doing="the end of the triggerer")
 
 
@@ -85,14 +85,13 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
 ) -> None:
     run_id = start(airflow, "publish")
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
-    waiting = "is committed; 1 records of it still wait to be published"
-    wait_until(lambda: waiting in airflow.api.task_log("publish", run_id, PUBLISHED), doing="its log")
+    wait_for_log(airflow, "publish", run_id, PUBLISHED, "is committed; 1 records of it still wait to be published")
     harvester.start()
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
     assert outbox.left() == 0
     ticket = airflow.api.xcom("publish", run_id, "stash")
     assert airflow.api.xcom("publish", run_id, PUBLISHED) == ticket
-    assert "all of transaction" in airflow.api.task_log("publish", run_id, PUBLISHED)
+    wait_for_log(airflow, "publish", run_id, PUBLISHED, "all of transaction")
 
     again = start(airflow, WAIT, ticket=ticket)  # which finds it published at once
     airflow.api.wait_for_task(WAIT, again, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
@@ -108,7 +107,7 @@ def test_a_sensor_fails_when_the_transaction_was_rolled_back(
         airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
         writer.rollback()
     airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=AIRFLOW_PATIENCE)
-    assert "was rolled back" in airflow.api.task_log(WAIT, run_id, PUBLISHED)
+    wait_for_log(airflow, WAIT, run_id, PUBLISHED, "was rolled back")
 
 
 def told(airflow: AirflowStandalone, asset: str) -> list[dict[str, Any]]:
@@ -164,6 +163,5 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
 
 def test_no_secret_was_logged(airflow: AirflowStandalone) -> None:
     time.sleep(1)
-    logs = [path for path in airflow.folder.rglob("*") if path.is_file()]
-    assert any(f"task_id={PUBLISHED}" in str(path) for path in logs)
-    assert [path for path in logs if PASSWORD.encode() in path.read_bytes()] == []
+    assert any(f"task_id={PUBLISHED}" in str(path) for path in files_with(airflow, ""))
+    assert files_with(airflow, PASSWORD) == []

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from support.archiving import Archived, counts
 
 MOST_MB = 170
-"""Of these about 80 are Python and its libraries. To hold 500,000 records in memory takes more than the rest."""
+"""About 80 of these are Python and its libraries. To hold 500,000 records in memory takes more than the rest."""
 
 # The high-water mark of this process alone: what getrusage tells is its parent's, too.
 COMMAND = """
@@ -48,7 +48,8 @@ def publish(archived: Archived, records: int, *, keys: int) -> None:
     assert producer.flush(120) == 0
 
 
-@pytest.mark.parametrize("keys", [1, pytest.param(999, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("keys", [1, 999])
 def test_memory_is_bounded(archived: Archived, keys: int, request: pytest.FixtureRequest) -> None:
     records = 10_000_000 if request.config.getoption("--faults") == "long" else 500_000
     archived.execute(FILL.format(topic=archived.topic, records=records, keys=keys))

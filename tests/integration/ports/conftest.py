@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 
 import psycopg
 import pytest
+from simulation.database_state import FenceRow
 from simulation.table import SimulatedTable
 from simulation.world import World
 from support.tables_under_test import INSERT, RealWriter, SimulatedWriter, TableUnderTest, Writer
 
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres_table import PostgresTable
+from airflow_outbox.postgres.cluster_rows import add_clusters
+from airflow_outbox.postgres.membership import ask_attach
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.values.fence import LedgerRow
 from airflow_outbox.values.records import MarkedRecord
 
 
@@ -38,6 +43,8 @@ async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]
             lambda: SimulatedWriter(world.database),
             simulated_requests(world),
             lambda: None,  # it tries again at once
+            lambda clusters: world.server.set_fence(FenceRow(backups=dict.fromkeys(clusters, LedgerRow()))),
+            lambda cluster: world.server.set_fence(replace(world.database.state.fence, attach=cluster)),
         )
         return
     database = request.getfixturevalue("database")
@@ -62,7 +69,13 @@ async def table(request: pytest.FixtureRequest) -> AsyncIterator[TableUnderTest]
         def elapse() -> None:
             connection.execute("UPDATE outbox_parked SET retry_at = now() WHERE retry_at > now()")
 
-        yield TableUnderTest(real, rival, commit, begin, ask, elapse)
+        def back_up(clusters: Collection[str]) -> None:
+            add_clusters(connection, name, clusters)
+
+        def wanted(cluster: str) -> None:
+            ask_attach(connection, name, cluster=cluster)
+
+        yield TableUnderTest(real, rival, commit, begin, ask, elapse, back_up, wanted)
         for writer in writers:
             writer.rollback()
         await real.close()

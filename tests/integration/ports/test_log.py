@@ -13,9 +13,10 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaError as BrokerError
 from simulation.log import SimulatedLog, SimulatedTransactionalLog, kafka_link
 from simulation.world import World
+from support.harvesting import PATIENCE, make_topic
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.errors import HistoryError, KafkaError, RecordsRefusedError
@@ -50,7 +51,7 @@ def consumed(bootstrap: str, topic: str, count: int) -> list[tuple[Any, ...]]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        messages = consumer.consume(count, timeout=10)
+        messages = consumer.consume(count, timeout=PATIENCE)
         return [
             (m.key().decode(), m.value() and m.value().decode(), [(n, v.decode()) for n, v in m.headers() or []])
             for m in messages
@@ -78,8 +79,7 @@ async def log(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterato
         await simulated.close()
         return
     kafka = request.getfixturevalue("kafka")
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    make_topic({"bootstrap.servers": kafka.bootstrap}, topic, partitions=1)
     real = await KafkaLog.open(producer_settings(config(kafka)), book=TopicCache(config(kafka).kafka))
     yield LogUnderTest(real, topic, lambda: consumed(kafka.bootstrap, topic, 3))
     await real.close()
@@ -87,7 +87,7 @@ async def log(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterato
 
 async def reports(log: Log, count: int) -> list[Delivery]:
     found: list[Delivery] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(found) < count:
             found += await log.deliveries()
     return found
@@ -153,8 +153,7 @@ async def logs(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
         yield TransactionalLogsUnderTest(new, topic, lambda: seen_in(world, topic))
         return
     kafka = request.getfixturevalue("kafka")
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    make_topic({"bootstrap.servers": kafka.bootstrap}, topic, partitions=1)
     outbox_id = uuid4()
     settings = config(kafka)
     make_ledger_topic(settings, KafkaNames.of(settings, outbox_id))
@@ -172,7 +171,7 @@ async def logs(request: pytest.FixtureRequest, topic_prefix: str) -> AsyncIterat
 
 
 def committed(bootstrap: str, topic: str) -> list[tuple[Any, ...]]:
-    """What is committed in a topic of one partition."""
+    """The committed records of a topic of one partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -185,10 +184,14 @@ def committed(bootstrap: str, topic: str) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        while (message := consumer.poll(10)) is not None and message.error() is None:
+        while (message := consumer.poll(PATIENCE)) is not None:
+            if (error := message.error()) is not None:
+                if error.code() == BrokerError._PARTITION_EOF:
+                    return found
+                continue
             headers = [(name, value.decode()) for name, value in message.headers() or []]
             found.append((message.key().decode(), message.value() and message.value().decode(), headers))
-        return found
+        raise AssertionError(f"no end came after {found}")
     finally:
         consumer.close()
 
@@ -231,6 +234,7 @@ async def test_a_commit_makes_records_and_ledger_visible_together(logs: Transact
     assert logs.seen() == []
     first, told = entry(1, 1, 2, 3), head(1)
     offset = await log.commit([*first.records(), told.record()])
+    await log.await_readable()
     assert logs.seen() == sights(1, 2, 3)
     ledger = await log.ledger(0)
     assert (ledger.head, ledger.head_offset, ledger.entries) == (told, offset, (first,))
@@ -245,6 +249,32 @@ async def test_a_commit_makes_records_and_ledger_visible_together(logs: Transact
     assert [found.batch for found in (await log.ledger(0)).entries] == [2]
 
 
+async def test_a_ledger_that_is_written_ahead_is_visible_with_its_commit(logs: TransactionalLogsUnderTest) -> None:
+    log = await fenced(logs)
+    empty = await log.glimpse(0)
+    await log.publish(rows(logs.topic, 1, 2), [0, 0])
+    first = entry(1, 1, 2)
+    await log.write([*first.records(), head(1).record()])
+    assert (logs.seen(), (await log.glimpse(0)).entries) == ([], ())
+    offset = await log.commit([])
+    await log.await_readable()
+    assert logs.seen() == sights(1, 2)
+    ledger = await log.ledger(empty.end)
+    assert (ledger.entries, ledger.head_offset) == ((first,), offset)
+
+
+async def test_a_ledger_that_is_written_ahead_and_not_committed_is_gone(logs: TransactionalLogsUnderTest) -> None:
+    log = await fenced(logs)
+    await log.publish(rows(logs.topic, 1))
+    await log.write([*entry(1, 1).records(), head(1).record()])
+    successor = await fenced(logs)
+    ledger = await successor.ledger(0)
+    assert (logs.seen(), ledger.entries, ledger.head) == ([], (), None)
+    with pytest.raises(KafkaError):
+        await log.commit([])
+    assert logs.seen() == []
+
+
 async def test_what_is_given_up_is_never_seen(logs: TransactionalLogsUnderTest) -> None:
     log = await fenced(logs)
     await log.publish(rows(logs.topic, 1, 2))
@@ -252,6 +282,7 @@ async def test_what_is_given_up_is_never_seen(logs: TransactionalLogsUnderTest) 
     successor = await fenced(logs)
     await successor.publish(rows(logs.topic, 3))
     await successor.commit([head(1).record()])
+    await successor.await_readable()
     assert logs.seen() == sights(3)
 
 
@@ -266,6 +297,7 @@ async def test_a_fenced_log_commits_nothing(logs: TransactionalLogsUnderTest) ->
     await new.publish(rows(logs.topic, 2))
     told = head(1)
     await new.commit([told.record()])
+    await new.await_readable()
     assert logs.seen() == sights(2)
     assert (await new.ledger(0)).head == told
 
@@ -280,6 +312,7 @@ async def test_a_log_of_another_name_is_fenced_on_request(logs: TransactionalLog
         await old.commit([head(1).record()])
     await new.publish(rows(logs.topic, 2))
     await new.commit([head(1).record()])
+    await new.await_readable()
     assert logs.seen() == sights(2)
 
 
@@ -361,4 +394,5 @@ async def test_a_glimpse_waits_for_no_transaction_and_disturbs_no_producer(logs:
     assert (await onlooker.glimpse(offset)).head == told
     assert (await onlooker.glimpse(offset + 1000)).head is None
     await log.commit([*entry(2, 2).records(), head(2).record()])
+    await log.await_readable()
     assert logs.seen() == sights(1, 2)

@@ -14,7 +14,7 @@ from support.tables_under_test import ALL, TableUnderTest
 from airflow_outbox.errors import FencedError
 from airflow_outbox.harvest.protocol.ledger import Parked, runs
 from airflow_outbox.postgres import parked as parked_table
-from airflow_outbox.values.pages import TRANSACTION_ID, Length, OutboxRow, PageSnapshot
+from airflow_outbox.values.pages import ID, TRANSACTION_ID, Length, OutboxRow, PageSnapshot
 from airflow_outbox.values.records import MarkedRecord, Snapshot
 from airflow_outbox.values.refusals import Cause, Refusal
 
@@ -64,7 +64,7 @@ class LeadingView:
 
     async def waiting(self) -> tuple[dict[tuple[str, str | bytes | None], int], set[str]]:
         lanes, topics = await self.table.one.parked_lanes()
-        return dict(lanes), set(topics)
+        return {(topic, key): count for topic, keys in lanes.items() for key, count in keys.items()}, set(topics)
 
 
 @pytest.fixture
@@ -207,6 +207,18 @@ async def test_a_refusal_is_noted_and_answers_what_was_asked(scene: LeadingView)
     scene.table.elapse()
     assert await scene.due() == []
     assert await scene.waiting() == ({A: 2, B: 2}, set())
+
+
+async def test_a_refusal_does_not_answer_what_was_asked_since_it_was_tried(scene: LeadingView) -> None:
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((A, A, B), 1)))
+    await scene.park(snapshot, because(Cause.PARTITION, 1), because(WAITING, 2), because(Cause.HEADERS, 3))
+    scene.table.ask("retry", [1])
+    one, two = [row[ID] for row in await scene.due_rows()]
+    scene.table.ask("retry", [2])
+    await scene.table.one.note_refusals(scene.view, {one: NEVER}, others=[two])
+    assert await scene.due() == ["v1", "v2"]
+    await scene.table.one.note_refusals(scene.view, {one: NEVER}, others=[two])
+    assert await scene.due() == []
 
 
 async def test_a_refusal_for_the_topic_parks_it_until_that_has_passed(scene: LeadingView) -> None:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
+from support.harvesting import PATIENCE
 from support.tables_under_test import ALL, TableUnderTest, pending
 
 from airflow_outbox.errors import FencedError, PostgresError
-from airflow_outbox.values.fence import LedgerPosition
+from airflow_outbox.values.fence import PRIMARY, LedgerPosition
 from airflow_outbox.values.pages import PageSnapshot
 from airflow_outbox.values.records import MarkedRecord
 
@@ -124,7 +125,9 @@ async def test_the_fence_row_keeps_what_it_is_told(table: TableUnderTest) -> Non
     pulse = await table.one.heartbeat(view, published=1, in_flight=0, rate=0)
     assert (await table.one.fence(view)).witness == witness
     later = replace(witness, batch=8, offset=50, highest_id=120)
-    assert (await table.one.heartbeat(view, published=0, in_flight=0, rate=0, witness=later)).beats == pulse.beats + 1
+    assert (
+        await table.one.heartbeat(view, published=0, in_flight=0, rate=0, witness={PRIMARY: later})
+    ).beats == pulse.beats + 1
     assert fence.beats < pulse.beats
     successor = await table.other.take_over(uuid4())
     assert (successor.witness, successor.beats) == (later, pulse.beats + 1)
@@ -158,9 +161,14 @@ async def test_what_was_halted_stays_halted(table: TableUnderTest) -> None:
 async def test_who_leaves_may_be_followed_and_takes_nothing_from_a_successor(table: TableUnderTest) -> None:
     view, new = uuid4(), uuid4()
     await table.one.take_over(view)
+    assert [(look.shard, look.view, look.is_led) for look in await table.other.looks()] == [(0, view, True)]
     await table.one.leave(view)
+    [look] = await table.other.looks()
+    assert (look.view, look.is_led, look.hands_over) == (view, False, False)
+    assert 0 <= look.silent_for < PATIENCE
     await table.other.take_over(new, after=[view])
     await table.one.leave(view)
+    assert [(look.view, look.is_led) for look in await table.one.looks()] == [(new, True)]
     assert (await table.other.heartbeat(new, published=0, in_flight=0, rate=0)).beats
 
 
@@ -173,7 +181,7 @@ async def test_a_fenced_view_purges_nothing_and_tells_nothing(table: TableUnderT
     for attempt in (
         table.one.purge_published(old, [1], page.snapshot),
         table.one.begin(old, delivery="exactly_once", witness=LedgerPosition("x", 1, 1, 1)),
-        table.one.heartbeat(old, published=0, in_flight=0, rate=0, witness=LedgerPosition("x", 1, 1, 1)),
+        table.one.heartbeat(old, published=0, in_flight=0, rate=0, witness={PRIMARY: LedgerPosition("x", 1, 1, 1)}),
         table.one.fence(old),
     ):
         with pytest.raises(FencedError):

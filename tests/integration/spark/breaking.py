@@ -80,13 +80,15 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def first_attempt(fault: Fault) -> Fault:
-    """The fault, in the first attempt of each task only."""
+def first_attempt(fault: Fault, *, partition: int | None = None) -> Fault:
+    """The fault, in the first attempt of each task, or only of that of a partition."""
 
     def fail_at_first() -> None:
         from pyspark import TaskContext
 
-        if TaskContext.get().attemptNumber() == 0:  # type: ignore[union-attr]
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0 and partition in (None, context.partitionId()):
             fault()
 
     return fail_at_first

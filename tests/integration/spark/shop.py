@@ -1,4 +1,4 @@
-"""What tests of Spark's writes share: an outbox and a business table, and records in four partitions and no order."""
+"""Shared by tests of Spark's writes: an outbox and a business table, and records in four partitions and no order."""
 
 from __future__ import annotations
 

@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hostile.traps import lay_traps
 from integration.spark.shop import FILL_ORDERS, RECORDS, STAGING, Shop
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.postgres.commits import CommitId, find_commit
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.spark import register
-from airflow_outbox.spark.commit import find_commit
-from airflow_outbox.spark.options import CommitId
 
 ORDER = {"txnAppId": "orders", "orderBy": "number", "commitSql": FILL_ORDERS}
 
@@ -40,6 +40,15 @@ def test_events_and_business_rows_are_of_one_transaction(shop: Shop, orders: Dat
     assert (commit.records, commit.ticket.transaction_id) == (RECORDS, transaction)
     assert shop.rows("SELECT outbox_id FROM outbox_state") == [(commit.ticket.outbox_id,)]
     assert shop.staging_tables() == []
+
+
+@pytest.mark.long(inline_bytes="1000000")
+@pytest.mark.parametrize("inline_bytes", ["0", "1000000"], ids=["staged", "inline"])
+def test_functions_and_operators_of_others_are_not_called(shop: Shop, orders: DataFrame, inline_bytes: str) -> None:
+    lay_traps(shop.connection)
+    for _ in range(2):  # the second one finds the commit
+        shop.write(orders, txnAppId="orders", orderBy="number", inlineBytes=inline_bytes)
+    assert shop.counts() == (RECORDS, 0, 1)
 
 
 def test_ids_follow_the_jobs_order(shop: Shop, orders: DataFrame) -> None:

@@ -27,7 +27,7 @@ TITLED = dict(re.findall(r"^```python title=\"(\w+\.py)\"\n(.*?)^```$", PAGE, re
 def shop(
     database: str, postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[psycopg.Connection[Any]]:
-    """What the page takes for granted, and its files."""
+    """The set-up that the page takes for granted, and its files."""
     for name, text in TITLED.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -170,9 +170,9 @@ def test_a_query_goes_on_while_postgres_restarts(
         query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
         for _ in range(2):
             seen = query.lastProgress.batchId if query.lastProgress else -1
-            while not query.lastProgress or query.lastProgress.batchId <= seen + 3:
-                assert query.isActive, query.exception()
+            while query.isActive and (not query.lastProgress or query.lastProgress.batchId <= seen + 3):
                 time.sleep(0.02)
+            assert query.exception() is None  # it may have done all, while this test was held up
             server.stop()
             time.sleep(1)
             server.start()

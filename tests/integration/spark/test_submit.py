@@ -19,6 +19,7 @@ import psutil
 import psycopg
 import pytest
 from faults.spark.standalone import Standalone
+from support.harvesting import PATIENCE
 
 from airflow_outbox import __version__
 from airflow_outbox.demo.check import compare_tables
@@ -41,7 +42,7 @@ RUN = SimpleNamespace(dag_id="shop", task_id="orders", run_id="manual__1", map_i
 # Writes one record, and beside it what can be seen of the job from outside: arguments and environment of the driver, of
 # all its ancestors up to the test, and of the Python workers; and what Spark's UI shows.
 JOB = """
-import json, os, sys, urllib.request
+import json, os, sys, time, urllib.request
 from pathlib import Path
 from pyspark.sql import SparkSession
 from airflow_outbox.spark import register
@@ -65,16 +66,26 @@ if sys.argv[3] == "write":
 workers = spark.sparkContext.parallelize([0], 1).map(lambda _: list(seen_of(os.getpid(), top))).collect()
 ui = spark.sparkContext.uiWebUrl + f"/api/v1/applications/{spark.sparkContext.applicationId}"
 shown = {}
+def shows_the_write():
+    with urllib.request.urlopen(f"{ui}/sql?details=true") as answer:
+        return "outbox" in answer.read().decode()
+
+for _ in range(600):  # it hears of it later
+    if sys.argv[3] != "write" or shows_the_write():
+        break
+    time.sleep(0.1)
 for page in ("environment", "sql?details=true", "stages?details=true", "jobs", "allexecutors"):
     with urllib.request.urlopen(f"{ui}/{page}") as answer:
         shown[page] = answer.read().decode()
 for page in ("SQL/", "environment/", "jobs/", "stages/"):
     with urllib.request.urlopen(f"{spark.sparkContext.uiWebUrl}/{page}") as answer:
         shown[page] = answer.read().decode()
+[names] = spark.sparkContext.parallelize([0], 1).map(lambda _: sorted(os.environ)).collect()
 packages = spark.sparkContext.parallelize([0], 1).map(package_here).collect()
 file = Path(spark.conf.get("spark.airflowOutbox.dataSourceFile"))
 Path(sys.argv[2]).write_text(json.dumps({
-    "seen": [*seen_of(os.getpid(), top), *workers[0]], "ui": shown, "python": sys.executable, "packages": packages,
+    "seen": [*seen_of(os.getpid(), top), *workers[0]], "worker": names, "ui": shown, "python": sys.executable,
+    "packages": packages,
     "file": str(file), "mode": oct(file.stat().st_mode), "folder_mode": oct(file.parent.stat().st_mode),
 }))
 spark.stop()
@@ -178,7 +189,6 @@ def test_a_submitted_job_commits_once_and_shows_no_password(
     bare = [folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "spark-submit").exists()]
     monkeypatch.setenv("PATH", os.pathsep.join(bare))
     assert shutil.which("spark-submit") is None
-    connections = {name: os.environ[name] for name in os.environ if name.startswith("AIRFLOW_CONN_")}
     history = tmp_path / "history"
     history.mkdir()
     ticket, report = submit(job_file, conf={"spark.eventLog.enabled": "true", "spark.eventLog.dir": history.as_uri()})
@@ -189,9 +199,14 @@ def test_a_submitted_job_commits_once_and_shows_no_password(
     assert report["python"] == sys.executable
 
     seen = "\n".join(report["seen"])
-    for connection_text in connections.values():  # how this test gives Airflow its connections is not the job's doing
-        seen = seen.replace(connection_text, "")
     assert seen.count("cmdline of") >= 4  # the driver, spark-submit, and a worker under its daemon
+    assert "pyspark.daemon" in seen
+    environments = [variables(text) for text in report["seen"] if text.startswith("environ of")]
+    assert len(environments) == seen.count("cmdline of")
+    environments.append(set(report["worker"]))  # as it has set it itself
+    assert all("JAVA_HOME" in names for names in environments)
+    assert "AIRFLOW_CONN_SHOP_DB" in os.environ
+    assert {name for names in environments for name in names if "AIRFLOW" in name} == set()
     assert "spark.airflowOutbox.dataSourceFile" in seen
     assert PASSWORD not in seen
     assert "spark.airflowOutbox.appId" in report["ui"]["environment"]
@@ -214,6 +229,12 @@ def test_a_submitted_job_commits_once_and_shows_no_password(
     repeated, _ = submit(job_file, version="1")
     assert repeated != ticket
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (2,)
+
+
+def variables(seen: str) -> set[str]:
+    """The names of the variables in what was seen of a process' environment."""
+    _, _, environment = seen.partition(": ")
+    return {variable.partition("=")[0] for variable in environment.split("\0") if variable}
 
 
 @pytest.mark.long
@@ -316,7 +337,7 @@ def test_a_killed_task_ends_all_processes_of_the_job(
         running = thread.submit(operator.execute, {"ti": RUN})  # type: ignore[arg-type, typeddict-item]
         try:
             processes: list[psutil.Process] = []
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + 5 * PATIENCE
             while not any("write_into_data_source" in command(process) for process in processes):
                 assert time.monotonic() < deadline
                 assert not running.done(), running.result()
@@ -325,9 +346,9 @@ def test_a_killed_task_ends_all_processes_of_the_job(
         finally:
             operator.on_kill()
         with pytest.raises(Exception, match="Error code"):
-            running.result(30)
+            running.result(2 * PATIENCE)
     close_output(operator)
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
     assert alive == []
     assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
 
@@ -348,6 +369,6 @@ def command(process: psutil.Process) -> str:
 
 
 def close_output(operator: OutboxSparkSubmitOperator) -> None:
-    """What the provider's hook leaves open."""
+    """Close the output that the provider's hook leaves open."""
     hook: Any = operator._hook
     hook._submit_sp.stdout.close()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.audit.comparison import Comparison
-from airflow_outbox.audit.findings import Clue, Findings, Kind
+from airflow_outbox.audit.findings import Clue, FindingKind, Findings
 from airflow_outbox.audit.fingerprints import (
     DUE,
     EXPIRED,
@@ -96,7 +96,7 @@ def test_a_lane_that_is_in_doubt_leaves_the_others_alone() -> None:
     found = compare(stashed, arrived)
     assert counts(found) == {"missing": 1}
     assert (found.stashed, found.arrived) == (7, 6)
-    assert found.clues == (Clue(Kind.MISSING, id=12),)
+    assert found.clues == (Clue(FindingKind.MISSING, id=12),)
 
 
 def test_excused_rows_may_be_absent_or_there() -> None:
@@ -128,7 +128,7 @@ def test_torn_transactions_lack_a_part() -> None:
     ]
     found = compare(stashed, [*records(1), *records(5, lane=2)])
     assert counts(found) == {"missing": 3, "torn": 1, "waiting": 1}
-    assert found.clues[-1] == Clue(Kind.TORN, transaction_id=5, records=1, id=2)
+    assert found.clues[-1] == Clue(FindingKind.TORN, transaction_id=5, records=1, id=2)
 
 
 def test_records_that_ask_for_a_partition_are_looked_for_there() -> None:
@@ -148,14 +148,14 @@ def test_clues_are_the_first_ones() -> None:
     found = compare(stashed, arrived, examples=2)
     assert counts(found) == {"missing": 50, "doubled": 20, "reordered": 49, "foreign": 50}
     assert found.clues == (
-        Clue(Kind.MISSING, id=1),
-        Clue(Kind.MISSING, id=2),
-        Clue(Kind.DOUBLED, id=61, place=50),
-        Clue(Kind.DOUBLED, id=62, place=51),
-        Clue(Kind.REORDERED, id=51, place=49, other_id=100),
-        Clue(Kind.REORDERED, id=52, place=48, other_id=100),
-        Clue(Kind.FOREIGN, place=70),
-        Clue(Kind.FOREIGN, place=71),
+        Clue(FindingKind.MISSING, id=1),
+        Clue(FindingKind.MISSING, id=2),
+        Clue(FindingKind.DOUBLED, id=61, place=50),
+        Clue(FindingKind.DOUBLED, id=62, place=51),
+        Clue(FindingKind.REORDERED, id=51, place=49, other_id=100),
+        Clue(FindingKind.REORDERED, id=52, place=48, other_id=100),
+        Clue(FindingKind.FOREIGN, place=70),
+        Clue(FindingKind.FOREIGN, place=71),
     )
 
 

@@ -1,8 +1,10 @@
-"""What `status` shows: the verdict first; then a table where there is room, else one fact a line."""
+"""The output of `status`: the verdict first; then a table where there is room, else one fact a line."""
 
 from __future__ import annotations
 
 import io
+import signal
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -46,7 +48,7 @@ def shown(found: OutboxStatus | Verdict, *, width: int, terminal: bool = False) 
 @pytest.mark.parametrize("width", [60, 119, 120, 250])
 def test_it_opens_with_the_verdict_and_shows_every_fact(width: int) -> None:
     text = shown(FOUND, width=width)
-    assert text.startswith("STALLED since 2026-11-23 12:00:00 (")
+    assert text.startswith("STALLED since 2026-11-23 12:00:00 UTC (")
     whole = " ".join(text.replace("│", " ").split())
     for fact in ("to do: Make room", "note: b:2:", "more than 100000", "75.0 s", "a:1", "12", "250", "2 unknown_topic"):
         assert fact in whole
@@ -114,15 +116,28 @@ def test_probes_fail_with_3(file: Path, monkeypatch: pytest.MonkeyPatch, options
     assert ("fails: the oldest record has waited for 75.0 s" in text) == (expected == 3)
 
 
-def test_watching_shows_it_again_until_it_is_interrupted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_watching_shows_it_again_until_it_is_interrupted(
+    file: Path, monkeypatch: pytest.MonkeyPatch, is_swallowed: bool
+) -> None:
+    looks: list[float | None] = []
 
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
-            raise KeyboardInterrupt
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looks.append(timeout)
+            try:
+                if len(looks) == 2:
+                    signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                if not is_swallowed:
+                    raise
+            return self.is_set()
 
+    before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr("airflow_outbox.cli.status._read", lambda _: FOUND)
-    monkeypatch.setattr("airflow_outbox.cli.status.time.sleep", sleep)
-    status, text = run(file, "--watch", "--interval", "500ms")
+    monkeypatch.setattr("airflow_outbox.cli.status.Event", Interrupted)
+    try:
+        status, text = run(file, "--watch", "--interval", "500ms")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (status, looks, text.count("STALLED since")) == (0, [0.5, 0.5], 2)

@@ -22,7 +22,7 @@ def flights() -> list[Flight]:
 
 @pytest.fixture
 def history(flights: list[Flight]) -> list[Delivered]:
-    """What arrives when all goes well: by topic, each in the order of the file."""
+    """The records that arrive when all goes well: by topic, each in the order of the file."""
     in_topics = sorted(flights, key=lambda flight: (flight.topic, flight.source_row))
     return [delivered(flight) for flight in in_topics]
 

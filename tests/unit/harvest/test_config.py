@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(unknown: dict[str, A
     assert f"the nearest known one is {nearest}" in text
 
 
+def test_an_unknown_key_that_is_near_to_none_gets_no_guess() -> None:
+    text = problem(nosuch=1, limits={"a": 1})
+    assert "unknown setting nosuch; known ones are data_source, " in text
+    assert "unknown setting limits.a; known ones are " in text
+    assert "nearest" not in text
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("2s", 2), ("1.5s", 1.5), (0.25, 0.25), (3, 3)])
 def test_durations(text: object, seconds: float) -> None:
     config = HarvestConfig.validated({**SETTINGS, "limits": {"heartbeat_timeout": text}}, source="here")
@@ -62,10 +70,83 @@ def test_durations(text: object, seconds: float) -> None:
         ({"outbox_table": "a b"}, "is not a table's name"),
         ({"outbox_table": "o" * 60}, "too long"),
         ({"delivery": "twice"}, "at_least_once"),
+        ({"leader_topic": "a b"}, "leader_topic: 'a b' can't be a topic's name"),
+        ({"ledger_topic": ""}, "ledger_topic: '' can't be"),
+        ({"kafka_producer": {"acks": [1]}}, "outbox.yaml: kafka_producer.acks: give a text, a number, true or false"),
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], says: str) -> None:
     assert says in problem(**changes)
+
+
+CLUSTERS: dict[str, Any] = {
+    "primary": {"bootstrap.servers": "east:9092", "sasl.password": "s3cret"},
+    "west": {"bootstrap.servers": "west:9092", "sasl.password": "s3cret, too"},
+}
+NO_KAFKA = {"kafka": ...}
+
+
+def test_each_cluster_is_reached_by_its_own_settings() -> None:
+    config = HarvestConfig.validated({"data_source": "", "clusters": CLUSTERS}, source="here")
+    reached = {name: each.kafka["bootstrap.servers"] for name, each in config.by_cluster().items()}
+    assert reached == {"primary": "east:9092", "west": "west:9092"}
+    assert "s3cret" not in repr(config)
+    single = HarvestConfig.validated(SETTINGS, source="here")
+    assert single.by_cluster() == {"primary": single}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"clusters": CLUSTERS}, "kafka and clusters exclude each other"),
+        ({**NO_KAFKA, "clusters": {"west": CLUSTERS["west"]}}, "clusters.primary is missing"),
+        ({**NO_KAFKA, "clusters": {**CLUSTERS, "west": {}}}, "clusters: west: bootstrap.servers is missing"),
+        ({**NO_KAFKA, "clusters": {**CLUSTERS, "New York": {}}}, "'New York' is no name for a cluster"),
+        ({**NO_KAFKA, "clusters": ["east", "west"]}, "give each cluster's settings by its name"),
+        ({**NO_KAFKA, "clusters": CLUSTERS, "delivery": "at_least_once"}, "clusters needs delivery: exactly_once"),
+        (
+            {**NO_KAFKA, "clusters": CLUSTERS, "transaction_headers": {"place": "n"}},
+            "clusters and transaction_headers exclude each other",
+        ),
+        (
+            {**NO_KAFKA, "clusters": CLUSTERS, "kafka_producer": {"sasl.password": "s3cret"}},
+            "kafka_producer.sasl.password would be used for all clusters",
+        ),
+        ({**NO_KAFKA, "clusters": CLUSTERS, "kafka_producer": {"partitioner": "random"}}, "needs a partitioner"),
+        (
+            {**NO_KAFKA, "clusters": {**CLUSTERS, "west": {**CLUSTERS["west"], "partitioner": "consistent_random"}}},
+            "clusters.west.partitioner is another than the primary's",
+        ),
+        ({"require": "most"}, "require: Input should be 'all' or 'primary'"),
+        ({"kafka": ..., "data_source": ..., "harvest": {"clusters": CLUSTERS}}, "goharvest's has one cluster"),
+    ],
+)
+def test_what_several_clusters_need_is_said(changes: dict[str, Any], says: str) -> None:
+    assert says in problem(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"outbox_table": "outbox"}, "outbox_table and outboxes exclude each other"),
+        ({"outboxes": ["a-b"]}, "outboxes: 'a-b' is no outbox, and no pattern"),
+        ({**NO_KAFKA, "clusters": CLUSTERS}, "outboxes and clusters exclude each other"),
+        ({"shards": 2}, "outboxes and shards exclude each other"),
+        ({"positions": {"enabled": True}}, "outboxes and positions.enabled exclude each other"),
+        ({"tracing": {"enabled": True}}, "outboxes and tracing.enabled exclude each other"),
+        ({"ledger_topic": "l"}, "outboxes and ledger_topic exclude each other"),
+        ({"transactional_id": "t"}, "outboxes and transactional_id exclude each other"),
+    ],
+)
+def test_what_many_outboxes_can_not_have_is_said(changes: dict[str, Any], says: str) -> None:
+    assert says in problem(**{"outboxes": ["tenant_*.outbox"], **changes})
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "outbox.yaml"
+    file.write_text("data_source: dbname=app\nclusters:\n  primary: {}\n  west: {}\n  west: {}\n")
+    with pytest.raises(ConfigurationError, match=r"line 5: not YAML: west is there twice"):
+        HarvestConfig.from_yaml(file)
 
 
 def test_yaml(tmp_path: Path) -> None:
@@ -157,3 +238,18 @@ def test_goharvests_file_is_read_as_strictly(settings: dict[str, Any], says: str
     with pytest.raises(ConfigurationError) as caught:
         HarvestConfig.validated(settings, source="reaper.yaml")
     assert says in str(caught.value)
+
+
+def test_settings_for_another_process_are_json_and_the_same() -> None:
+    given = {**SETTINGS, "processes": 4, "limits": {"poll_interval": "20ms"}}
+    config = HarvestConfig.validated({**given, "kafka": {**SETTINGS["kafka"], "oauth_cb": "json.dumps"}}, source="here")
+    passed = json.loads(json.dumps(config.as_settings()))
+    assert passed.keys() == given.keys()  # nothing that was left to the defaults
+    assert passed["kafka"] == {**SETTINGS["kafka"], "oauth_cb": "json.dumps"}
+    assert HarvestConfig.validated(passed, source="there").limits == config.limits
+    several = {"data_source": "", "clusters": {**CLUSTERS, "west": {**CLUSTERS["west"], "oauth_cb": "json.dumps"}}}
+    passed = json.loads(json.dumps(HarvestConfig.validated(several, source="here").as_settings()))
+    assert passed == several
+    unnamed = HarvestConfig.validated({**SETTINGS, "kafka_producer": {"error_cb": print}}, source="here")
+    with pytest.raises(ConfigurationError, match=r"kafka_producer\.error_cb is a Python function"):
+        unnamed.as_settings()

@@ -21,7 +21,7 @@ def pipe() -> Iterator[tuple[int, PipedEvents]]:
 
 
 def numbers(reading: int, piped: PipedEvents) -> list[int]:
-    """What a reader gets in the end, by turns with the writer."""
+    """The lines that a reader gets in the end, by turns with the writer."""
     content = b""
     while not piped._write():
         content += os.read(reading, 100_000)

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
+from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
-from airflow_outbox.harvest.protocol.turns import Place
 from airflow_outbox.harvest.rotation import Rotation
+from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import OutboxRow
 
 ROWS: list[OutboxRow] = [(1, "t", "k", "v", [], [], None, 2, None)]
@@ -31,17 +32,20 @@ class FakeProducer:
         await self.may_renew.wait()
         self.renewed.set()
 
-    async def publish(self, rows: Sequence[OutboxRow]) -> Sequence[Extent]:
+    async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
         self._offset += len(rows)
         return [Extent("t", 0, self._offset, self._offset, 1)]
 
-    async def commit(self, records: Sequence[LedgerRecord]) -> int:
+    async def write(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> None:
+        return None
+
+    async def commit(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None = None) -> int:
         return self._offset
 
     def close(self) -> None: ...
 
 
-async def no_marker_is_written(places: Collection[Place]) -> Mapping[Place, int]:
+async def no_marker_is_written(places: Collection[TopicAndPartition]) -> Mapping[TopicAndPartition, int]:
     return dict.fromkeys(places, 0)
 
 
@@ -56,7 +60,8 @@ async def test_a_renewal_proves_nothing_of_the_next_commit(monkeypatch: pytest.M
         await rotation.commit([])
     asking = asyncio.create_task(rotation.await_readable())
     fast.may_renew.set()
-    await asyncio.wait_for(fast.renewed.wait(), 10)
+    async with asyncio.timeout(60):
+        await fast.renewed.wait()
     assert await rotation.begin()
     await rotation.publish(ROWS)
     await rotation.commit([])

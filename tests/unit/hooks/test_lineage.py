@@ -1,4 +1,4 @@
-"""Lineage: the names of datasets, by OpenLineage's conventions. What Postgres answers is tested with a real one."""
+"""Lineage: the names of datasets, by OpenLineage's conventions. Postgres' answers are tested with a real one."""
 
 from __future__ import annotations
 

@@ -45,6 +45,12 @@ def test_the_configuration_is_complete_and_fits_through_a_pipe() -> None:
     assert config["limits"] == {"mark_records": 10}
 
 
+def test_many_outboxes_take_the_place_of_the_one() -> None:
+    config = OutboxHook(outbox="unused").harvest_config(outboxes=["tenant_*.outbox"])
+    assert config["outboxes"] == ["tenant_*.outbox"]
+    assert "outbox_table" not in config
+
+
 def test_secrets_are_masked_in_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     masked: list[str] = []
     monkeypatch.setattr(module, "mask_secret", masked.append)
@@ -67,6 +73,40 @@ def test_a_kafka_connection_that_can_not_serve_is_refused(
     connect("broken", conn_type="kafka", extra=extra)
     with pytest.raises(ConfigurationError, match=problem):
         OutboxHook(kafka_conn_id="broken").harvest_config()
+
+
+@pytest.fixture
+def several(connect: Connect) -> OutboxHook:
+    for name in ("east", "west"):
+        connect(name, conn_type="kafka", extra={"bootstrap.servers": f"{name}:9092", "sasl.password": f"{name}-9Z"})
+    return OutboxHook(kafka_conn_ids={"primary": "east", "west": "west"})
+
+
+def test_each_of_several_clusters_has_a_connection(several: OutboxHook, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked: list[str] = []
+    monkeypatch.setattr(module, "mask_secret", masked.append)
+    config = several.harvest_config()
+    assert "kafka" not in config
+    assert {name: kafka["bootstrap.servers"] for name, kafka in config["clusters"].items()} == {
+        "primary": "east:9092",
+        "west": "west:9092",
+    }
+    assert {"east-9Z", "west-9Z"} <= set(masked)
+    assert [*several.config().by_cluster()] == ["primary", "west"]
+    assert several.token_source() is None
+    with pytest.raises(ConfigurationError, match="clusters needs delivery"):
+        several.harvest_config(delivery="at_least_once")
+
+
+def test_tokens_are_not_relayed_to_several_clusters(
+    several: OutboxHook, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{__name__}.token_for"
+    monkeypatch.setenv("AIRFLOW__APACHE_KAFKA__CALLBACK_ALLOWLIST", path)
+    connect("west", conn_type="kafka", extra={"bootstrap.servers": "b:1", "oauth_cb": path})
+    with pytest.raises(ConfigurationError, match="connection west: oauth_cb"):
+        several.harvest_config()
+    assert callable(several.config().clusters["west"]["oauth_cb"])
 
 
 def token_for(config: str) -> tuple[str, float]:

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, AirflowOptionalProviderFeatureException
+from support.tracing import Traces
 
 from airflow_outbox import __version__
 from airflow_outbox.errors import ConfigurationError, PostgresError
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
+from airflow_outbox.spark import settings
 from airflow_outbox.spark.py_files import packed
+from airflow_outbox.values.trace_context import trace_headers
 
 RUN: Any = {"ti": SimpleNamespace(dag_id="shop", task_id="orders", run_id="manual__1", map_index=-1)}
 
@@ -64,6 +67,7 @@ def test_the_driver_gets_nothing_of_airflows_environment(monkeypatch: pytest.Mon
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "postgresql://airflow:secret@db/airflow")
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", "postgresql://shop:secret@db/shop")
     submitting = operator(conn_id="local", env_vars={"MODE": "full", "AIRFLOW_VAR_MODE": "full"})
     with pytest.raises(PostgresError):  # it has committed nothing
         submitting.execute(RUN)
@@ -74,6 +78,24 @@ def test_the_driver_gets_nothing_of_airflows_environment(monkeypatch: pytest.Mon
         ["AIRFLOW_VAR_MODE=full", "MODE=full"],
         ["MODE=full", "AIRFLOW_VAR_MODE=full"],
     )
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_a_task_that_traces_passes_its_context_to_the_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, traces: Traces, tracing: bool
+) -> None:
+    command, seen = tmp_path / "spark-submit", tmp_path / "seen"
+    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {seen}\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    submitting = operator(conn_id="local", tracing=tracing)
+    with traces.tracer.start_as_current_span("task"):
+        expected = f"{settings.TRACEPARENT}={trace_headers()['traceparent']}"
+        with pytest.raises(PostgresError):  # it has committed nothing
+            submitting.execute(RUN)
+    submitting._hook._submit_sp.stdout.close()  # type: ignore[union-attr]
+    passed = [line for line in seen.read_text().splitlines() if line.startswith("spark.airflowOutbox.trace")]
+    assert passed == ([expected] if tracing else [])
 
 
 def test_a_local_master_runs_the_job_under_this_python_unless_told_otherwise() -> None:

@@ -1,4 +1,4 @@
-"""OutboxStashOperator: what it takes for a record. What it does in a database is tested with one."""
+"""OutboxStashOperator: what it takes for a record. Its work in a database is tested with one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow.sdk import DAG
 
 from airflow_outbox import OutboxRecord
 from airflow_outbox.errors import InvalidRecordError
-from airflow_outbox.hooks.commits import commit_id
+from airflow_outbox.hooks.commit_id import commit_id
 from airflow_outbox.operators.stash import OutboxStashOperator, read_records
 
 
@@ -65,6 +65,7 @@ def test_records_and_statement_are_templates() -> None:
 
 def test_a_task_instance_commits_under_its_own_name() -> None:
     instance = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
-    names = {commit_id(SimpleNamespace(**{**instance, **other})) for other in ({}, {"run_id": "s"}, {"map_index": 1})}
-    assert len(names) == 3
-    assert commit_id(SimpleNamespace(**instance, try_number=1)) == commit_id(SimpleNamespace(**instance, try_number=2))
+    others = ({}, {"run_id": "s"}, {"map_index": 1})
+    assert len({commit_id(SimpleNamespace(**{**instance, **other}), 0) for other in others}) == 3
+    first, second = (commit_id(SimpleNamespace(**instance, try_number=number), 0) for number in (1, 2))
+    assert first == second

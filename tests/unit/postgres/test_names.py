@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from airflow_outbox.errors import InvalidNameError
-from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.postgres.names import OutboxName, is_an_outboxs_own
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,17 @@ def test_room_for_the_tables_beside_it() -> None:
         OutboxName.parse("o" * 54)
     with pytest.raises(InvalidNameError, match="too long"):
         OutboxName.parse('"' + "ö" * 28 + '"')
+
+
+def test_the_topics_of_any_outbox_are_known_by_their_default_names() -> None:
+    config = HarvestConfig.validated({"data_source": "", "kafka": {"bootstrap.servers": "h:1"}}, source="test")
+    names = KafkaNames.of(config, uuid4())
+    assert is_an_outboxs_own(names.leader_topic)
+    assert is_an_outboxs_own(names.ledger_topic)
+    for topic in (
+        names.leader_group_id,
+        names.ledger_topic + ".2",
+        "my." + names.ledger_topic,
+        "airflow-outbox.ledger",
+    ):
+        assert not is_an_outboxs_own(topic)

@@ -57,12 +57,23 @@ def test_it_defers_to_the_trigger_without_a_timeout(until: Any, passed_on: str) 
         ({"outbox": "a.b.c"}, r"a\.b\.c"),
         ({"settings": {"limit": {}}}, "limit; the nearest known one is limits"),
         ({"settings": {"kafka": {}}}, "kafka comes from the connections"),
+        ({"settings": {"clusters": {}}}, "clusters comes from the connections"),
+        ({"kafka_conn_ids": {"west": "kafka_west"}}, "clusters.primary is missing"),
         ({"deferrable": False}, "in the triggerer, never in a worker"),
     ],
 )
 def test_what_can_not_be_right_fails_as_the_dag_is_read(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         OutboxHarvestSensor(task_id="harvest", **arguments)
+
+
+def test_the_trigger_gets_the_connections_of_several_clusters() -> None:
+    clusters = {"primary": "kafka_east", "west": "kafka_west"}
+    with pytest.raises(TaskDeferred) as deferred:
+        OutboxHarvestSensor(task_id="harvest", kafka_conn_ids=clusters).execute({})
+    _, arguments = deferred.value.trigger.serialize()
+    assert arguments["kafka_conn_ids"] == clusters
+    assert OutboxHarvestTrigger(**arguments).serialize()[1] == arguments
 
 
 def test_templates_are_examined_when_they_are_rendered() -> None:
@@ -89,3 +100,13 @@ def test_a_soft_failure_skips() -> None:
     sensor = OutboxHarvestSensor(task_id="harvest", soft_fail=True)
     with pytest.raises(AirflowSkipException):
         sensor.resume_execution("execute_complete", {"event": {"status": "failed", "error": "gone"}}, {})
+
+
+def test_many_outboxes_are_a_list_of_names_and_patterns() -> None:
+    sensor = OutboxHarvestSensor(task_id="harvest", outbox=["tenant_*.outbox", "shop.outbox"])
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor.execute({})
+    assert isinstance(deferred.value.trigger, OutboxHarvestTrigger)
+    assert deferred.value.trigger.serialize()[1]["outbox"] == ["tenant_*.outbox", "shop.outbox"]
+    with pytest.raises(ConfigurationError, match="is no outbox, and no pattern"):
+        OutboxHarvestSensor(task_id="harvest", outbox=["tenant-1.outbox"])

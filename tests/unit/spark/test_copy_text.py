@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_outbox.spark.copy_text import PIECE_BYTES, copy_lines, pieces
-from airflow_outbox.spark.layout import Layout, StagedColumn
+from airflow_outbox.spark.staged_columns import StagedColumn, StagedColumns
 from airflow_outbox.spark.validation import first_problem
 
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
-LAYOUT = Layout(
+ADDED = {"traceparent": b"00-ab-cd-01", "tracestate": b'{a,"b"}=\\'}
+LAYOUT = StagedColumns(
     (
         StagedColumn("key", "varchar(100)", 0, max_length=100),
         StagedColumn("value", "bytea", 1),
@@ -22,10 +24,20 @@ LAYOUT = Layout(
         StagedColumn("header_values", "bytea[]", 2, "header values"),
     )
 )
+TRACED = replace(
+    LAYOUT,
+    sent=(
+        *LAYOUT.sent[:2],
+        replace(LAYOUT.sent[2], added=tuple(ADDED)),
+        replace(LAYOUT.sent[3], added=tuple(value.decode() for value in ADDED.values())),
+    ),
+)
 _ESCAPES = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 ZERO = "has a NUL character, which Postgres' text can't hold"
 keys = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=100)
-names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5)
+names = st.just("traceparent") | st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5
+)
 headers = st.none() | st.lists(st.fixed_dictionaries({"key": names, "value": st.binary(max_size=5)}), max_size=3)
 rows = st.lists(st.tuples(keys, st.none() | st.binary(max_size=20), headers), max_size=20)
 
@@ -75,24 +87,44 @@ def as_bytes(text: str | None) -> bytes | None:
     return None if text is None else bytes.fromhex(text[2:])
 
 
-@settings(deadline=None, max_examples=300)
-@given(rows, st.integers(0, 5))
-def test_what_is_read_is_what_was_written(given: list[tuple[Any, ...]], skipped: int) -> None:
-    batch = batch_of([("skipped", b"skipped", None)] * skipped + given).slice(skipped)
-    assert first_problem(batch, LAYOUT) is None
-    text = b"".join(copy_lines(batch, LAYOUT)).decode()
+def written(given: list[tuple[Any, ...]], layout: StagedColumns, *, skipped: int) -> list[tuple[Any, ...]]:
+    """The rows as Postgres reads them, when `skipped` others stand before them in the batch's buffers."""
+    other = ("skipped", b"skipped", [{"key": "tracestate", "value": b""}])
+    batch = batch_of([other] * skipped + given).slice(skipped)
+    assert first_problem(batch, layout) is None
+    text = b"".join(copy_lines(batch, layout)).decode()
     read = []
     for line in text.split("\n")[:-1]:
         key, value, header_keys, header_values = (unescaped(field) for field in line.split("\t"))
         pairs = zip(elements(header_keys), map(as_bytes, elements(header_values)), strict=True)
         read.append((key, as_bytes(value), [{"key": name, "value": value} for name, value in pairs]))
-    assert read == [(key, value, headers or []) for key, value, headers in given]
     assert text.count("\n") == len(given)
+    return read
+
+
+@settings(deadline=None, max_examples=300)
+@given(rows, st.integers(0, 5))
+def test_what_is_read_is_what_was_written(given: list[tuple[Any, ...]], skipped: int) -> None:
+    assert written(given, LAYOUT, skipped=skipped) == [(key, value, headers or []) for key, value, headers in given]
+
+
+@settings(deadline=None, max_examples=300)
+@given(rows, st.integers(0, 5))
+def test_a_trace_context_stands_behind_the_headers_of_rows_without_one(
+    given: list[tuple[Any, ...]], skipped: int
+) -> None:
+    context = [{"key": name, "value": value} for name, value in ADDED.items()]
+
+    def traced(headers: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        has_own = any(header["key"] in ADDED for header in headers or ())
+        return (headers or []) + ([] if has_own else context)
+
+    assert written(given, TRACED, skipped=skipped) == [(key, value, traced(headers)) for key, value, headers in given]
 
 
 def test_constants_stand_first_and_the_time_before_them() -> None:
     constant = {"topic": ("varchar", "a\tb"), "header_keys": ("text[]", ["x"]), "header_values": ("bytea[]", [b"\0"])}
-    layout = Layout((StagedColumn("value", "text", 1),), constant, is_text=True, dates=True)
+    layout = StagedColumns((StagedColumn("value", "text", 1),), constant, is_text=True, dates=True)
     assert copy_lines(batch_of([("k", b"v", None)]), layout) == [b'now\ta\\tb\t{"x"}\t{"\\\\\\\\x00"}\tv\n']
     assert layout.text_columns == [
         *("create_time", "kafka_topic", "kafka_header_keys", "kafka_header_values", "kafka_value")

@@ -6,9 +6,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_outbox.errors import ConfigurationError, InvalidNameError
-from airflow_outbox.spark.options import CommitId, read_options
+from airflow_outbox.postgres.commits import CommitId
+from airflow_outbox.spark.options import read_options
 
 URL = {"url": "postgresql://app@db/shop"}
+LEDGER = "airflow-outbox.0b6d5cf4-9d0b-4c6c-8f3b-2f6a8e1f7c55.ledger"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,15 @@ def test_names_have_no_case_and_values_are_read() -> None:
     assert read_options({**URL, "stagingttlseconds": "1"}).staging_ttl_seconds == 1
 
 
+def test_a_trace_context() -> None:
+    context = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=x"}
+    assert read_options(URL).trace_headers == ()
+    assert read_options({**URL, "TraceParent": context["traceparent"]}).trace_headers == (
+        ("traceparent", context["traceparent"]),
+    )
+    assert read_options({**URL, **context}).trace_headers == tuple(context.items())
+
+
 @pytest.mark.parametrize(
     ("text", "columns"),
     [("a", ("a",)), (" a , b ", ("a", "b")), ('"a, ""b", `c``d`', ('a, "b', "c`d")), ("a b.c", ("a b.c",)), ("", ())],
@@ -57,6 +68,7 @@ def test_columns_to_order_by(text: str, columns: tuple[str, ...]) -> None:
         ({**URL, "zzz": "a"}, "option zzz: unknown. The options are url, user"),
         ({**URL, "txnVersion": "1"}, "option txnVersion needs txnAppId"),
         ({**URL, "txnAppId": ""}, "option txnAppId is empty"),
+        ({**URL, "format": "cloudevent"}, "option format is 'cloudevent'. Give cloudevents"),
         ({**URL, "txnAppId": "a", "txnVersion": "-1"}, "option txnVersion is '-1'. Give a whole number"),
         ({**URL, "stagingTtlSeconds": "0"}, "option stagingTtlSeconds is '0'. Give a whole number, 1 or more"),
         ({**URL, "inlineBytes": "-1"}, "option inlineBytes is '-1'. Give a whole number, 0 or more"),
@@ -66,7 +78,10 @@ def test_columns_to_order_by(text: str, columns: tuple[str, ...]) -> None:
         ({**URL, "orderBy": 'a, "b'}, "option orderBy is 'a, \"b'. Give names of columns"),
         ({**URL, "orderBy": "a,,b"}, "option orderBy is 'a,,b'. Give names of columns"),
         ({**URL, "topic": "no topic"}, "option topic: 'no topic' is not a legal name"),
+        ({**URL, "traceparent": "abc"}, "option traceparent is 'abc', which is no trace context"),
+        ({**URL, "tracestate": "vendor=x"}, "option tracestate needs traceparent"),
         ({**URL, "topic": "__own"}, "option topic: '__own' is not a legal name"),
+        ({**URL, "topic": LEDGER}, f"option topic: '{LEDGER}' is not a legal name"),
     ],
 )
 def test_what_is_not_right_is_named(given: dict[str, str], message: str) -> None:

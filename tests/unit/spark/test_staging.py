@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_outbox.postgres.commits import CommitId
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.spark.options import CommitId
 from airflow_outbox.spark.staging import StagingRun
 
 

@@ -1,4 +1,4 @@
-"""What a listener believes: nothing of another connection, of another server, or of another history."""
+"""A listener believes nothing of another connection, of another server, or of another history."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ import pytest
 
 from airflow_outbox.errors import TicketRefusedError
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.tickets.published import (
-    COMMITTED,
-    LastWord,
-    Outcome,
-    TicketState,
-    TicketStatus,
-    Watermarks,
-    judge,
-    proof_of,
-)
+from airflow_outbox.tickets.published import COMMITTED, LastWord, Outcome, TicketState, TicketStatus, judge
 from airflow_outbox.tickets.waiters import Awaited, Waiter
+from airflow_outbox.tickets.watermarks import Watermarks, proof_of
 from airflow_outbox.values.records import Ticket
 
 OUTBOX_ID = UUID(int=1)
@@ -30,7 +22,7 @@ def announcement(text: str, secret: UUID = SECRET) -> str:
 
 
 def stored(watermark: str | None, *, incarnation: int = 1, doubt: str | None = None, server: str = "one") -> Watermarks:
-    return Watermarks.read([(OUTBOX_ID, incarnation, "exactly_once", watermark, doubt, server, SECRET)])
+    return Watermarks.read([(OUTBOX_ID, incarnation, "exactly_once", watermark, doubt, server, SECRET, 0, 1, False)])
 
 
 def ticket(transaction_id: int, incarnation: int = 1) -> Ticket:
@@ -129,8 +121,10 @@ def test_in_doubt_nothing_is_said_of_what_became_of_a_transaction(awaited: Await
     assert status.state is TicketState.HALTED
 
 
-def test_a_ticket_of_a_later_incarnation_is_refused_only_after_a_look(awaited: Awaited) -> None:
-    waiter = Waiter(ticket(1600, incarnation=2), has_committed=False, came_at=100.0)
+@pytest.mark.parametrize("incarnation", [1, 3])
+def test_a_ticket_of_another_incarnation_is_refused_only_after_a_look(awaited: Awaited, incarnation: int) -> None:
+    awaited.learn(stored("1500:1500:", incarnation=2))
+    waiter = Waiter(ticket(1600, incarnation=incarnation), has_committed=False, came_at=100.0)
     awaited.waiters[waiter] = None
     assert awaited.due(100.0) == []
     assert awaited.answerable() == []
@@ -138,7 +132,7 @@ def test_a_ticket_of_a_later_incarnation_is_refused_only_after_a_look(awaited: A
     awaited.looked_at = 100.1
     assert awaited.due(100.2) == [waiter]
     assert isinstance(verdict(awaited, waiter), TicketRefusedError)
-    awaited.learn(stored("1500:1500:", incarnation=2))
+    awaited.learn(stored("1500:1500:", incarnation=incarnation))
     assert state(awaited, waiter) is TicketState.WAITING
 
 
@@ -155,7 +149,7 @@ def test_a_ticket_of_a_later_incarnation_is_not_refused_in_doubt() -> None:
     [(True, "committed", True), (True, None, True), (True, "aborted", False), (False, "committed", False)],
 )
 def test_postgres_has_the_last_word(awaited: Awaited, holds: bool, outcome: str | None, confirms: bool) -> None:
-    words = LastWord.read([(1600, holds, outcome, 0, 0, [])])
+    words = LastWord.read([(1600, holds, outcome, 0, 0, [], ["primary"])])
     assert words[1600].confirms == confirms
     waiter = Waiter(ticket(1600), has_committed=True)
     awaited.waiters[waiter] = None

@@ -15,10 +15,10 @@ from airflow.sdk.definitions.asset import Asset
 from airflow_outbox.assets import create_asset, outbox_asset, sanitize_uri, topic_asset
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
-from airflow_outbox.tickets.published import Watermarks
 from airflow_outbox.tickets.waiters import Account
+from airflow_outbox.tickets.watermarks import Watermarks
 from airflow_outbox.triggers import watermark
-from airflow_outbox.triggers.publications import Position, publication
+from airflow_outbox.triggers.asset_events import Position, publication
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
 from airflow_outbox.triggers.watermark import KEY, OutboxWatermarkTrigger
 from airflow_outbox.values.records import Snapshot

@@ -1,4 +1,4 @@
-"""What a record holds has no effect on a terminal; and what is sent to Postgres fits into every encoding."""
+"""No record has an effect on a terminal; and text for Postgres fits into every encoding."""
 
 from __future__ import annotations
 

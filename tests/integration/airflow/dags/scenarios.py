@@ -10,6 +10,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher, task
 from airflow_outbox.assets import outbox_asset, topic_asset
 from airflow_outbox.operators.stash import OutboxStashOperator
 from airflow_outbox.sensors.harvest import OutboxHarvestSensor
+from airflow_outbox.sensors.positions import OutboxPositionsSensor
 from airflow_outbox.sensors.published import OutboxPublishedSensor
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 
@@ -64,6 +65,16 @@ with DAG("publish"):
 
 with DAG("wait"):
     OutboxPublishedSensor(task_id="published", outbox="published", ticket="{{ params.ticket }}", params={"ticket": ""})
+
+with DAG("move"):
+    OutboxPositionsSensor(
+        task_id="wait",
+        group="{{ params.group }}",
+        to="backup",
+        kafka_conn_ids={"primary": "kafka_default", "backup": "kafka_backup"},
+        outbox="moving",
+        params={"group": ""},
+    )
 
 of_topic = topic_asset(f"kafka://kafka.example:9092/{topic}", outbox="published")
 of_outbox = outbox_asset("outbox://db.example/shop/published", outbox="published")

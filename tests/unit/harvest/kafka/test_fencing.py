@@ -9,7 +9,7 @@ import pytest
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.harvest.kafka.fencing import StuckIds
 from airflow_outbox.harvest.protocol.recovery import require_given_up
-from airflow_outbox.values.fence import Fence, Flushed, History, LedgerPosition, OperatorRequest, recorded_ids
+from airflow_outbox.values.fence import DatabaseIdentity, Fence, Flushed, LedgerPosition, OperatorRequest, recorded_ids
 from airflow_outbox.values.records import Snapshot
 
 
@@ -37,8 +37,8 @@ FENCE = Fence(
     incarnation=1,
     delivery="exactly_once",
     transactional_ids=tuple(recorded_ids(["x.1", "x.2", "x.0"], given_up=["x.0"])),
-    recorded=History(1, 1, 1, 1),
-    present=History(1, 1, 1, 1),
+    recorded=DatabaseIdentity(1, 1, 1, 1),
+    present=DatabaseIdentity(1, 1, 1, 1),
     witness=LedgerPosition(),
     last_drawn=0,
     beats=0,

@@ -1,4 +1,4 @@
-"""What is adopted: the differences, what is purged where nothing was lost, and where the next leader goes on."""
+"""Adopting: the differences, the batches to purge where nothing was lost, and where the next leader goes on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from airflow_outbox.errors import ConfigurationError, HistoryError, PostgresErro
 from airflow_outbox.harvest.protocol.adoption import adopting
 from airflow_outbox.harvest.protocol.ledger import Entry, Head, Ledger
 from airflow_outbox.harvest.protocol.recovery import of_present_records, recover, require_history, require_page
-from airflow_outbox.values.fence import Fence, History, LedgerPosition, OperatorRequest
+from airflow_outbox.values.fence import DatabaseIdentity, Fence, LedgerPosition, OperatorRequest
 from airflow_outbox.values.pages import Page
 from airflow_outbox.values.records import Snapshot
 
 OUTBOX, OTHER, VIEW = UUID(int=1), UUID(int=9), UUID(int=2)
-HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
+HISTORY = DatabaseIdentity(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
 FENCE = Fence(
     request=OperatorRequest(),
     outbox_id=OUTBOX,
@@ -55,7 +55,7 @@ def test_an_incarnation_that_a_restore_has_undone_is_not_used_again(timeline: in
 
 
 def test_entries_from_before_an_adoption_that_published_nothing_yet_are_not_purged() -> None:
-    """The batches began anew behind something foreign, so that older ones have higher numbers; the head is theirs."""
+    """The batches began again behind something foreign, so that older ones have higher numbers; the head is theirs."""
     before = Ledger("T", 60, replace(HEAD, incarnation=1, batch=7), 45, (entry(7, 1),))
     fence = replace(FENCE, witness=LedgerPosition("T", batch=0, offset=60, highest_id=100))
     assert adopting(fence, before, [(50, "not written by us")]).unpurged == []
@@ -138,7 +138,7 @@ def test_what_postgres_alone_can_tell_is_told_without_a_ledger(change: dict[str,
 
 
 def test_an_entry_and_a_history_of_the_release_before_are_known_again() -> None:
-    """They say neither whose the entry is, nor which database the history is of; the fence row names no view."""
+    """They say neither whose the entry is, nor which database's history it is; the fence row names no view."""
     old = replace(entry(3, 2, None), shard=None)
     key, value = old.records()[0]
     assert value is not None

@@ -77,7 +77,7 @@ def test_what_holds_back_too_much_is_set_aside_and_named() -> None:
 
 
 def test_a_long_transaction_streams() -> None:
-    """What is read meanwhile goes with it, and the batch ends where all that is in it do."""
+    """Rows read meanwhile go with it, and the batch ends where all its transactions do."""
     window = [row(1, 1), *(row(n, 2) for n in range(2, 28)), row(28, 1), *(row(n, n) for n in (29, 30, 31))]
     taken = read(closure(), window, page=5)
     assert [ids(each) for each in taken] == [*([*range(n, n + 5)] for n in range(1, 31, 5)), [31]]

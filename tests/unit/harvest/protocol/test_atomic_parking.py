@@ -1,4 +1,4 @@
-"""What of the parked source transactions can be published now, and which of those that never end is given up."""
+"""The parked source transactions that can be published now, and the endless one that is given up."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class World:
         return all(self.has(what, batch, log) for log in self.logs)
 
     def possible(self) -> list[Callable[[], None]]:
-        """What may happen next."""
+        """The steps that may happen next."""
         found: list[Callable[[], None]] = []
         for log in self.logs:
             if self.prepared[log] < self.begun:

@@ -1,4 +1,4 @@
-"""Who leads: the candidate's decisions, with a clock of the test's."""
+"""The candidate's decisions, with a clock of the test's."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from airflow_outbox.errors import HistoryError, SchemaVersionError
 from airflow_outbox.harvest.protocol import ledger
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Head, Ledger, LedgerRecord, Parked, runs
 from airflow_outbox.harvest.protocol.recovery import differences, recover, require_no_rival
-from airflow_outbox.values.fence import Fence, History, LedgerPosition, OperatorRequest
+from airflow_outbox.values.fence import DatabaseIdentity, Fence, LedgerPosition, OperatorRequest
 from airflow_outbox.values.records import Snapshot
 
 OUTBOX, VIEW = UUID(int=1), UUID(int=2)
@@ -121,7 +121,7 @@ def test_who_adopts_reads_on_behind_what_is_none_of_ours(foreign: LedgerRecord) 
     assert [offset for offset, _ in unread] == [42, 41]
 
 
-HISTORY = History(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
+HISTORY = DatabaseIdentity(system_identifier=1, timeline=1, table_oid=1, database_oid=1)
 FENCE = Fence(
     request=OperatorRequest(),
     outbox_id=OUTBOX,

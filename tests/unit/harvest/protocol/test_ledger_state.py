@@ -1,4 +1,4 @@
-"""What a term remembers of the ledger, from a batch's commit until it is settled."""
+"""A term's memory of the ledger, from a batch's commit until it is settled."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from airflow_outbox.harvest.protocol.parking import Caution
 from airflow_outbox.values.refusals import Cause, Refusal
 
+REFUSED = Refusal(Cause.REFUSED, "simulated")
 MOST_FAILURES = 5
 """For each refused record, whatever its batch: it is believed once, and then divided by a hundred."""
 
@@ -50,7 +51,7 @@ def test_what_a_retry_has_found_stays_condemned_until_the_retry_ends() -> None:
     caution = Caution()
     for number in (7, 8):
         caution.failed([number], "simulated", certain=True, explained=False, parked=True)
-        caution.refused_again([number])
+        caution.refused_again({number: REFUSED})
     assert caution.condemned[True].keys() == {7, 8}
     caution.end_retry()
     assert caution.condemned[True] == {}
@@ -60,7 +61,7 @@ def test_the_end_of_a_retry_keeps_what_is_not_on_record_yet() -> None:
     caution = Caution()
     for number in (7, 8):
         caution.failed([number], "simulated", certain=True, explained=False, parked=True)
-    caution.refused_again([7])
+    caution.refused_again({7: REFUSED})
     caution.end_retry()
     assert caution.condemned[True].keys() == {8}
 

@@ -1,13 +1,14 @@
-"""What producers that take turns know of each other's commits."""
+"""Producers that take turns prove each other's commits."""
 
 from __future__ import annotations
 
 import pytest
 
-from airflow_outbox.harvest.protocol.turns import Place, Turns
+from airflow_outbox.harvest.protocol.turns import Turns
+from airflow_outbox.values.extents import TopicAndPartition
 
-HERE: Place = ("here", 0)
-THERE: Place = ("there", 3)
+HERE: TopicAndPartition = ("here", 0)
+THERE: TopicAndPartition = ("there", 3)
 
 
 def test_producers_take_turns() -> None:

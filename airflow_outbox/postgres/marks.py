@@ -1,0 +1,73 @@
+"""At least once: mark records, and purge or reset those that a view has marked. `sql/marks.sql` has the statements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+from psycopg import sql
+
+from airflow_outbox.postgres.errors import translated
+from airflow_outbox.postgres.purging import middle, purging_parts, require_gone
+from airflow_outbox.values.records import MarkedRecord
+
+if TYPE_CHECKING:
+    from airflow_outbox.postgres.table import OutboxTable
+
+
+class MarkStatements:
+    """The statements of at least once over one connection. Methods raise PostgresError."""
+
+    def __init__(self, table: OutboxTable) -> None:
+        """The records of an outbox, over the same connection."""
+        self._table = table
+
+    def mark(self, view: UUID, *, max_records: int, max_bytes: int, only_marked: bool = False) -> list[MarkedRecord]:
+        """Claim and return the next records by id; none when nothing is due. `only_marked` limits them to those that
+        another view has marked. Raises FencedError.
+        """
+        bounds = {"max_records": max_records, "max_bytes": max_bytes, "only_marked": only_marked}
+        bounds["most_bytes"] = self._table.most_bytes
+        with translated(self._table.name), self._table.connection.cursor(binary=True) as cursor:
+            cursor.execute(
+                self._mark,
+                {"view": view, "shard": self._table.shard, **bounds},
+                prepare=True,
+            )
+            records = [MarkedRecord._make(row) for row in cursor]
+        if not records:
+            self._table.require_fence(view)
+        return records
+
+    def purge(self, view: UUID, ids: Sequence[int]) -> float | None:
+        """Delete, or archive, published records of this view. Return how many seconds ago the one in the middle was
+        stashed (None: nobody knows). Raises FencedError, and ConfigurationError when Postgres keeps a record.
+        """
+        row = self._table.row("marks.purge", self._purging, view=view, ids=list(ids), batch=None, sample=middle(ids))
+        _, deleted, age = self._table.fenced_unless(row)
+        if deleted < len(ids):
+            require_gone(self._table, self._table.row("marks.kept", view=view, ids=list(ids)))
+        return cast("float | None", age)
+
+    def reset(self, view: UUID, ids: Sequence[int]) -> None:
+        """Remove this view's mark from records that were not published. Raises FencedError."""
+        self._table.fenced_unless(self._table.row("marks.reset", view=view, ids=list(ids)))
+
+    def holds_marks(self) -> bool:
+        """Whether any record carries a mark. Looks at all records, if need be."""
+        return bool(cast("tuple[bool]", self._table.row("marks.holds_marks"))[0])
+
+    @cached_property
+    def _purging(self) -> Mapping[str, sql.Composable]:
+        return purging_parts(self._table)
+
+    @cached_property
+    def _mark(self) -> sql.Composed:
+        return self._table.statements.composed(
+            "marks.mark",
+            partition=self._table.partition,
+            key=self._table.key,
+            measured=self._table.statements.composed("windows.measured"),
+        )

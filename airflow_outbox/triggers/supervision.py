@@ -1,0 +1,160 @@
+"""One harvesting process of a trigger: started, followed, and started again whenever it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+
+from airflow_outbox.errors import HarvestProcessError, OutboxError
+from airflow_outbox.harvest.kafka.oauth import Token
+from airflow_outbox.harvest.supervised_child import HarvestChild
+from airflow_outbox.triggers.harvest_report import HarvestReport, LogLine
+from airflow_outbox.triggers.stats import StatsRelay
+from airflow_outbox.triggers.token_relay import relay_tokens
+
+FAILED_STARTS = 4
+"""A deferred task fails when this many processes in a row have ended before they harvested."""
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 60.0
+
+Configure = Callable[[], tuple[dict[str, Any], Callable[[], Token] | None]]
+
+
+class Audience(Protocol):
+    """Hears what a process reports."""
+
+    def log_line(self, line: LogLine) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """An event has come."""
+
+    def show_progress(self, now: float) -> None:
+        """The process's progress may have changed."""
+
+
+class SupervisedProcess:
+    """Harvests by `configure` until `until`. `gives_up`: not for ever, when it can't work."""
+
+    def __init__(
+        self,
+        *,
+        outbox: str,
+        until: str,
+        configure: Configure,
+        audience: Audience,
+        gives_up: bool,
+        command: Sequence[str],
+    ) -> None:
+        self.report = HarvestReport()
+        self._until = until
+        self._configure = configure
+        self._audience = audience
+        self._gives_up = gives_up
+        self._command = command
+        self._stats = StatsRelay(outbox, audience.warn)
+        self._child: HarvestChild | None = None
+
+    async def run(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the news of what was published, until the harvest has ended gracefully.
+
+        Raises HarvestProcessError when it gives up: for a configuration that can't work, and after four processes in a
+        row that did not begin to harvest.
+        """
+        delay, failed_starts = FIRST_DELAY, 0
+        while True:
+            begun = time.monotonic()
+            self.report.begin_process()
+            try:
+                config, token_source = await asyncio.to_thread(self._configure)
+                async for news in self._harvest(config, token_source):
+                    yield news
+                if self.report.end_reason in ("drained", "time"):
+                    return
+                problem, hopeless = self.report.why_it_ended(self._child.status if self._child else None), False
+            except (OutboxError, AirflowNotFoundException) as error:
+                problem, hopeless = str(error), True
+            except Exception as error:  # Airflow's API server may be away, or the machine out of processes
+                problem, hopeless = f"the harvesting process could not be started: {error!r}", False
+            failed_starts = 0 if self.report.started else failed_starts + 1
+            if self._gives_up and (hopeless or failed_starts >= FAILED_STARTS):
+                raise HarvestProcessError(problem)
+            if self.report.started and time.monotonic() - begun > LONGEST_DELAY:
+                delay = FIRST_DELAY
+            if problem != self.report.last_error:  # which is in the log already
+                self._audience.warn(problem)
+            self._audience.warn(f"the harvesting process restarts in {delay:.0f} s")
+            self.report.lose_sight(problem)
+            self._audience.show_progress(time.monotonic())
+            self._stats.restarts()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
+
+    async def end(self) -> None:
+        """End the process, within a second. Nothing happens when there is none."""
+        if self._child is not None:
+            await self._child.end()
+
+    async def _harvest(
+        self, config: Mapping[str, Any], token_source: Callable[[], Token] | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Run one process to its end."""
+        self._child = child = await HarvestChild.start(
+            config, until=self._until, relays_tokens=token_source is not None, command=self._command
+        )
+        relaying = asyncio.create_task(relay_tokens(token_source, child)) if token_source is not None else None
+        try:
+            async for event in child.events():
+                now = time.monotonic()
+                for line in self.report.take(event, now):
+                    self._audience.log_line(line)
+                self._stats.take(event)
+                if event["event"] == "progress":
+                    self._audience.show_progress(now)
+                self._audience.tell(event)
+                if news := self.report.news_due(now):
+                    yield news
+        finally:
+            if relaying is not None:
+                relaying.cancel()
+            await child.end()
+        if news := self.report.news_due(time.monotonic(), final=True):
+            yield news
+
+
+async def merged(processes: Sequence[SupervisedProcess]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the news of all, with how many records all have published, until all have ended.
+
+    Raises what the first one raises, and ends the others.
+    """
+    news: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
+
+    async def follow(process: SupervisedProcess) -> None:
+        try:
+            async for each in process.run():
+                news.put_nowait({**each, "published": sum(process.report.published for process in processes)})
+        except Exception as error:
+            news.put_nowait(error)
+        else:
+            news.put_nowait(None)
+
+    tasks = [asyncio.create_task(follow(process)) for process in processes]
+    try:
+        left = len(tasks)
+        while left:
+            each = await news.get()
+            if isinstance(each, Exception):
+                raise each
+            if each is None:
+                left -= 1
+            else:
+                yield each
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+../../../../dags/outbox_harvest.py

@@ -1,0 +1,45 @@
+"""What `check` finds about rights for positions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka.admin import AclOperation
+
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.names import KafkaNames
+from airflow_outbox.operate.check_kafka import _examine
+from airflow_outbox.values.layout import Layout
+
+ALL = frozenset(AclOperation)
+
+
+def allowing(operations: frozenset[AclOperation]) -> Any:
+    return SimpleNamespace(authorized_operations=operations, partitions=[SimpleNamespace(replicas=[1, 2])])
+
+
+def test_rights_that_positions_lack_are_found() -> None:
+    settings = {
+        "data_source": "host=h",
+        "clusters": {"primary": {"bootstrap.servers": "a"}, "west": {"bootstrap.servers": "b"}},
+        "positions": {"enabled": True, "groups": ["app", "orders-*"]},
+    }
+    config = next(iter(HarvestConfig.validated(settings, source="test").by_cluster().values()))
+    names = KafkaNames.of(config, UUID(int=1))
+    topics = {topic: allowing(ALL) for topic in names.own_topics(config)}
+    topics["orders"] = allowing(ALL - {AclOperation.READ})
+    asked: list[str] = []
+
+    def group(name: str) -> Any:
+        asked.append(name)
+        return allowing(ALL - {AclOperation.READ} if name == "app" else ALL)
+
+    cluster: Any = SimpleNamespace(group=group, topic_settings=lambda _: {})
+    found = [each.text for each in _examine(config, names, cluster, topics, {"orders"}, [Layout()], (0,))]
+    assert [text.split(". ")[0] for text in found] == [
+        "positions: Kafka does not allow READ on group app",
+        "positions: Kafka does not allow READ on topic orders",
+    ]
+    assert "orders-*" not in asked

@@ -1,0 +1,92 @@
+"""Several processes of one trigger, over scripts in their place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from airflow_outbox.triggers import harvest, supervision
+from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
+
+pytestmark = pytest.mark.usefixtures("connections")
+
+STARTED = "sys.stdin.readline(); tell('started', outbox='outbox', outbox_id='u', pid=os.getpid())\n"
+IS_FIRST = """
+def is_first():
+    try:
+        open({mark!r}, 'x').close()
+    except FileExistsError:
+        return False
+    return True
+"""
+SHOWN = "tell('progress', standing='standby', view=None, published=2, in_flight=1, rate=2.0, topics={'t': 2})\n"
+DRAINED = "tell('ended', reason='drained', published=3)"
+
+
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "FIRST_DELAY", 0.01)
+
+
+async def payloads(trigger: OutboxHarvestTrigger) -> list[dict[str, Any]]:
+    found = [event.payload async for event in trigger.run()]
+    await trigger.cleanup()
+    return found
+
+
+async def test_one_that_is_killed_comes_back_and_the_others_go_on(
+    child: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies = "if is_first(): os.kill(os.getpid(), 9)\n"
+    waits = f"open({str(tmp_path)!r} + '/went on ' + str(os.getpid()), 'w').close()\n" + (
+        f"while len([name for name in os.listdir({str(tmp_path)!r}) if name.startswith('went on')]) < 2:"
+        " time.sleep(0.01)\n"
+    )
+    child(IS_FIRST.format(mark=str(tmp_path / "first")) + STARTED + dies + SHOWN + waits + DRAINED)
+    trigger = OutboxHarvestTrigger(until="drained", emit="end", settings={"processes": 2})
+    assert await payloads(trigger) == [{"status": "ended", "reason": "drained", "published": 6, "topics": {"t": 4}}]
+    logged = capsys.readouterr().out
+    assert sum(logged.count(f"process {number} of 2: the harvesting process restarts in 0 s") for number in (1, 2)) == 1
+
+
+async def test_their_progress_is_one_xcom(child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_outbox.triggers.harvest_report.PROGRESS_INTERVAL", 0.0)
+    shown: list[dict[str, Any]] = []
+    came = asyncio.Event()
+
+    async def set_xcom(*, value: dict[str, Any], **_: Any) -> None:
+        shown.append(value)
+        if value["published"] == 4:
+            came.set()
+
+    monkeypatch.setattr(harvest, "set_xcom", set_xcom)
+    child(STARTED + "while True:\n    " + SHOWN + "    time.sleep(0.05)\n")
+    trigger = OutboxHarvestTrigger(settings={"processes": 2})
+    trigger.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, try_number=1)
+    running = asyncio.create_task(payloads(trigger))
+    await came.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert shown[-1] == {"standing": "standby", "view": None, "published": 4, "in_flight": 2, "rate": 4.0}
+
+
+async def test_all_end_when_one_gives_up(child: Callable[[str], None], tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    goes_on = "if is_first(): time.sleep(60)\n"
+    fails = "tell('error', error='no such topic', retry_in=None); sys.exit(1)"
+    child(IS_FIRST.format(mark=str(tmp_path / "first")) + goes_on + fails)
+    trigger = OutboxHarvestTrigger(emit="end", settings={"processes": 2})
+    assert await payloads(trigger) == [{"status": "failed", "error": "no such topic"}]
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_number_that_can_not_be_right_is_left_to_the_process_to_refuse() -> None:
+    for processes in ("many", 0, 65):
+        assert harvest.process_count({"processes": processes}) == 1
+    assert harvest.process_count({"processes": 3}) == 3
