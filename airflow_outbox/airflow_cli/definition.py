@@ -103,5 +103,6 @@ def _shown(text: str) -> str:
 
 def _run(command: click.Command, path: tuple[str, ...], given: Namespace) -> None:
     from airflow_outbox.airflow_cli.run import run
+    from airflow_outbox.harvest.leaving import leave_after
 
-    run(command, path, vars(given))
+    leave_after(partial(run, command, path, vars(given)))

@@ -31,6 +31,7 @@ from airflow_outbox.audit.run import AuditRequest, AuditRun
 from airflow_outbox.audit.table import StashedTable, TableSnapshot
 from airflow_outbox.audit.topics import Span, arrived
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.leaving import leave_after
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 
@@ -173,4 +174,4 @@ main = audit_command(_run)
 """The job for spark-submit, with the options of `airflow-outbox audit`."""
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

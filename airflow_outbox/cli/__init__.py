@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from airflow_outbox.cli.root_command import main
+from airflow_outbox.cli.root_command import main, program
 
-__all__ = ["main"]
+__all__ = ["main", "program"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -18,6 +17,7 @@ from airflow_outbox.cli.options import clear, clear_errors, configuration_of_man
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import NdjsonEvents
+from airflow_outbox.harvest.leaving import leave
 from airflow_outbox.harvest.many.process import harvest_many
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.several_processes import harvest_in_processes
@@ -49,7 +49,7 @@ def harvest_command(
         refusal = clear(error)
         refusal.show()
         status = refusal.exit_code
-    _end(status)
+    leave(status)
 
 
 async def _harvest(config: HarvestConfig, until: str, metrics_at: tuple[str, int] | None) -> None:
@@ -77,13 +77,3 @@ def _report(number: int, event: Mapping[str, Any]) -> None:
     else:
         with contextlib.suppress(BrokenPipeError):  # a reader that has gone away does not stop the harvest
             click.echo(json.dumps({**event, "process": number}))
-
-
-def _end(status: int) -> NoReturn:
-    """End at once, even while threads wait for servers that do not answer.
-
-    They may also crash a process whose Python takes itself apart.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NoReturn
 
 import click
 
@@ -22,6 +23,7 @@ from airflow_outbox.cli.positions import positions
 from airflow_outbox.cli.replay import replay_command
 from airflow_outbox.cli.status import status
 from airflow_outbox.cli.trail import trail
+from airflow_outbox.harvest.leaving import leave_after
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,6 +32,11 @@ def main() -> None:
     """Get events out of Postgres into Kafka: make, examine and harvest an outbox."""
     # Kafka's client logs what it tries; errors of ours say it once. `harvest` and `positions run` log it all the same.
     logging.getLogger("airflow_outbox").addHandler(logging.NullHandler())
+
+
+def program() -> NoReturn:
+    """`airflow-outbox` as a process, which ends with the command's status."""
+    leave_after(main)
 
 
 for command in (

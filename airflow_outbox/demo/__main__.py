@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from airflow_outbox.demo.flights import ALL_FLIGHTS, JANUARY_FLIGHTS
 from airflow_outbox.demo.run import DemoOptions, run
 from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.leaving import leave_after
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,4 +47,4 @@ def main(context: click.Context, *, once: bool, rows: int | None, folder: Path) 
 
 
 if __name__ == "__main__":
-    main(prog_name="./dev demo")
+    leave_after(partial(main, prog_name="./dev demo"))

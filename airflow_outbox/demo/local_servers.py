@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +19,7 @@ from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.errors import OutboxError
+from airflow_outbox.harvest.leaving import leave_after
 
 NAME = "app"
 """The database, the role that owns it, and its password: for a trial, where only this machine can connect."""
@@ -107,4 +109,4 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="./dev servers")
+    leave_after(partial(main, prog_name="./dev servers"))

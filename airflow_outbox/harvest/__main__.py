@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import PipedEvents
 from airflow_outbox.harvest.kafka.oauth import RelayedTokens
+from airflow_outbox.harvest.leaving import leave
 from airflow_outbox.harvest.process import Until, harvest
 
 # A supervisor gives the child a second: half of it to finish the records in flight, then time to leave the group, then
@@ -45,7 +45,7 @@ def main() -> NoReturn:
         events("error", error=f"a bug in airflow-outbox: {error!r}. The traceback is on stderr", retry_in=None)
         status = 1
     events.close(_PATIENCE)
-    _end(status)
+    leave(status)
 
 
 async def _run(events: PipedEvents) -> int:
@@ -60,7 +60,7 @@ async def _run(events: PipedEvents) -> int:
     def end() -> None:
         if not stop.is_set():
             stop.set()
-            threading.Timer(_HARD_END, _end, (0,)).start()
+            threading.Timer(_HARD_END, leave, (0,)).start()
 
     def read_tokens_until_the_pipe_closes() -> None:
         for token in sys.stdin.buffer:
@@ -91,13 +91,6 @@ def _parse(line: bytes, tokens: RelayedTokens) -> tuple[HarvestConfig, Until, tu
             'stdin must begin with one line of JSON: {"config": {...}, "until": "forever"}'
         ) from None
     return HarvestConfig.validated(settings, source="config"), Until.parse(until), metrics_at
-
-
-def _end(status: int) -> NoReturn:
-    """End at once, even if threads still wait for servers that do not answer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import NoReturn
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.events import PipedEvents
+from airflow_outbox.harvest.leaving import leave
 from airflow_outbox.harvest.process import log_to_stderr
 from airflow_outbox.positions.process import replicate, watch
 
@@ -37,7 +37,7 @@ def main() -> NoReturn:
         events("error", error=f"positions: {error}", retry_in=None)
         status = 1
     events.close(1.0)
-    _end(status)
+    leave(status)
 
 
 async def _run(events: PipedEvents) -> None:
@@ -56,7 +56,7 @@ async def _run(events: PipedEvents) -> None:
 
     def end() -> None:
         stop.set()
-        threading.Timer(_HARD_END, _end, (0,)).start()
+        threading.Timer(_HARD_END, leave, (0,)).start()
 
     def wait_until_the_pipe_closes() -> None:
         while sys.stdin.buffer.readline():
@@ -70,13 +70,6 @@ async def _run(events: PipedEvents) -> None:
         await replicate(config, events=events, stop=stop)
     else:
         await watch(config, watched["group"], watched["to"], events=events, stop=stop)
-
-
-def _end(status: int) -> NoReturn:
-    """End at once, even if threads still wait for servers that do not answer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 if __name__ == "__main__":

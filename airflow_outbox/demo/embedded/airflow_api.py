@@ -19,6 +19,10 @@ class AirflowApiError(OutboxError):
     """Airflow's REST API refused or did not answer. The message says what was asked; the rest is in Airflow's log."""
 
 
+class AirflowTimeoutError(AirflowApiError):
+    """Airflow has not done in time what it was asked for."""
+
+
 class AirflowApi:
     """Airflow at `url`, for one user. The token is fetched at the first call. Every method raises `AirflowApiError`."""
 
@@ -160,11 +164,11 @@ class AirflowApi:
         self.wait(reached, timeout=timeout, what=f"task {dag_id}.{task_id} to be {state}")
 
     def wait(self, reached: Callable[[], bool], *, timeout: float, what: str, interval: float = 0.5) -> None:
-        """Ask `reached` until it says yes. Raises `AirflowApiError` after `timeout` seconds."""
+        """Ask `reached` until it says yes. Raises `AirflowTimeoutError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not reached():
             if time.monotonic() > deadline:
-                raise AirflowApiError(f"timed out after {timeout:.0f} s, waiting for {what}")
+                raise AirflowTimeoutError(f"timed out after {timeout:.0f} s, waiting for {what}")
             time.sleep(interval)
 
     def _ask(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> Any:

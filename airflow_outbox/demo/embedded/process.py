@@ -21,6 +21,10 @@ class ServerError(OutboxError):
     """A server did not do what was asked. Its log says why."""
 
 
+class ServerStartError(ServerError):
+    """A server did not start. Its log says why."""
+
+
 class ServerProcess:
     """A running server. It starts at once; its output is appended to `log`.
 
@@ -67,7 +71,7 @@ class ServerProcess:
             pid = announcement.readline()
         if not pid:
             self._holder.wait()
-            raise ServerError(self._with_log(f"{name} could not be started"))
+            raise ServerStartError(self._with_log(f"{name} could not be started"))
         self.pid = int(pid)
 
     @property
@@ -98,15 +102,16 @@ class ServerProcess:
     def wait_until(self, ready: Callable[[], bool], *, timeout: float) -> None:
         """Ask `ready` until it says yes.
 
-        If the server ends or `timeout` seconds pass, the server is ended. Raises `ServerError` with its log's tail.
+        If the server ends or `timeout` seconds pass, the server is ended. Raises `ServerStartError` with its
+        log's tail.
         """
         deadline = time.monotonic() + timeout
         while not ready():
             if not self.running:
-                raise ServerError(self._with_log(f"{self.name} ended while starting"))
+                raise ServerStartError(self._with_log(f"{self.name} ended while starting"))
             if time.monotonic() > deadline:
                 self.stop(self._abandon_signal)
-                raise ServerError(self._with_log(f"{self.name} was not ready within {timeout:.0f} s"))
+                raise ServerStartError(self._with_log(f"{self.name} was not ready within {timeout:.0f} s"))
             time.sleep(0.05)
 
     def _with_log(self, message: str) -> str:
