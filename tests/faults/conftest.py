@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from faults.late import FrameServers, LateScene
+from faults.regions import BOTH, CUT_OFF_LIMITS, DETACH_AFTER, Region, Regions, regions
 from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, Scene, Servers
 from faults.two_clusters import TwoClusters, two_clusters
 from support.harvesting import make_outbox
@@ -31,6 +33,15 @@ def servers(server_folder: Path, kafka_classpath: str) -> Iterator[Servers]:
 def is_long(request: pytest.FixtureRequest) -> bool:
     """Whether the faults are to last as long as they may, and the load to be as large."""
     return bool(request.config.getoption("--faults") == "long")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of what happens at random: that of `--seed`, or one that is drawn. A failure shows it."""
+    asked = request.config.getoption("--seed")
+    drawn = random.randrange(10**9) if asked is None else int(asked)
+    request.node.add_report_section("setup", "seed", f"--seed {drawn}")
+    return drawn
 
 
 @pytest.fixture(params=[EXACTLY_ONCE, AT_LEAST_ONCE])
@@ -94,6 +105,28 @@ def spanning_scene(
     with scene_on(servers, topic_prefix + "data", is_long=is_long, delivery=delivery, clusters=clusters) as scene:
         yield scene
     backup.start()
+
+
+@pytest.fixture(scope="module")
+def regions_of_two(server_folder: Path, kafka_classpath: str) -> Iterator[dict[str, Region]]:
+    """Two regions, of which a test may lose one."""
+    folder = server_folder / f"regions-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    folder.chmod(0o755)
+    found = {name: Region(folder / name, kafka_classpath) for name in BOTH}
+    yield found
+    for region in found.values():
+        region.close()
+
+
+@pytest.fixture
+def regional_scene(database: str, regions_of_two: dict[str, Region], topic_prefix: str) -> Iterator[Regions]:
+    """An outbox in both, of which the primary alone is required. A leader notices soon that a cluster is away."""
+    brokers: dict[str, EmbeddedKafka] = {name: region.kafka for name, region in regions_of_two.items()}
+    proxies = {name: region.proxy for name, region in regions_of_two.items()}
+    required = {"require": "primary", "detach_after": DETACH_AFTER}
+    with regions(database, topic_prefix + "data", brokers, proxies, limits=CUT_OFF_LIMITS, **required) as scene:
+        yield scene
 
 
 @pytest.fixture(scope="package")

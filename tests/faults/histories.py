@@ -15,7 +15,7 @@ import psycopg
 import yaml
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient
-from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
+from support.harvesting import CHILD, PATIENCE, Outbox, PatienceExhaustedError, Process, wait_until
 
 from airflow_outbox.cli import main
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
@@ -160,8 +160,8 @@ def told(*processes: Process) -> Iterator[None]:
     """Add what harvesters have said to a failure."""
     try:
         yield
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {[process.events[-8:] for process in processes]}") from None
+    except (AssertionError, PatienceExhaustedError) as error:
+        raise type(error)(f"{error}: {[process.events[-8:] for process in processes]}") from None
 
 
 def errors_of(process: Process, *, since: int = 0) -> list[str]:

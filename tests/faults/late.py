@@ -1,28 +1,22 @@
-"""The stage of requests that come late: servers behind frame proxies, members that publish through them, and a clerk
-who notes for how long readers are held back.
-"""
+"""The stage of requests that come late: servers behind frame proxies, and members that publish through them."""
 
 from __future__ import annotations
 
 import math
 import random
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from faults.checker import Judgement
 from faults.frame_proxy import Fault, FrameProxy
 from faults.frames import Api, Request
 from faults.listeners import listening
-from faults.load import IMPATIENT
 from faults.proxy import Proxy
 from faults.scene import Scene, Servers
+from faults.stable_offsets import StableOffsets
 from faults.treatments import Cut, Delay, Drop, Late, Step, Treatment, Twice
 from support.harvesting import CHILD, PARTITIONS, PATIENCE, Process
 
@@ -33,20 +27,17 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.postgres.table import OutboxTable
 
-HELD_BACK = 45.0
-"""Seconds that readers may be held back on a busy machine: enough for a member to start and to take over, and less than
-a transaction that nobody ends would take (`_ENDS_NO_TRANSACTION`, and 60 s by default).
-"""
-
 QUICK = {"statement_timeout": 3, "delivery_timeout": 4, "transaction_timeout": 5}
 """Limits by which a request that is never answered is given up in seconds."""
 
-_ENDS_NO_TRANSACTION = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "600000"}
-"""The broker must not end a transaction by itself, however short its time is: the engine has to."""
+_ENDS_NO_TRANSACTION = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "86400000"}
+"""The broker must not end a transaction by itself, however short its time is: the engine has to. One that nobody ends
+holds readers back for ever.
+"""
+_REPEATS_NO_MARKERS = {"request.timeout.ms": "600000"}
+"""Nor may it repeat markers that a test holds back."""
 _STAYS = {"broker.session.timeout.ms": "120000"}
 """Nobody starts the broker again, so its controller need not miss it soon; a busy machine may hold it up."""
-_CLERKS_PAUSE = 0.2
-_LONGEST_STEP = 2 * _CLERKS_PAUSE
 
 
 class FrameServers(Servers):
@@ -67,7 +58,7 @@ class FrameServers(Servers):
             folder / "kafka",
             classpath=classpath,
             port=direct,
-            properties=listening(listeners, between="BETWEEN") | _ENDS_NO_TRANSACTION | _STAYS,
+            properties=listening(listeners, between="BETWEEN") | _ENDS_NO_TRANSACTION | _REPEATS_NO_MARKERS | _STAYS,
         ).start()
 
     @property
@@ -130,14 +121,15 @@ class LateScene(Scene):
 
     @contextmanager
     def readers_go_on(self) -> Iterator[None]:
-        """No reader is held back until a transaction's time is up."""
-        clerk = Clerk(self.servers.kafka.bootstrap, [(self.outbox.topic, PARTITIONS), (self.ledger_topic, 1)])
-        try:
-            yield
-        finally:
-            clerk.close()
-        print(f"readers were held back for {clerk.longest:.1f} s")
-        assert clerk.longest <= HELD_BACK, f"readers were held back for {clerk.longest:.1f} s\n{self.story()}"
+        """In the end no transaction holds readers back, whoever has begun it: nobody but a leader ends any."""
+        yield
+        offsets = self.stable_offsets()
+        self.wait_until(lambda: not offsets.behind())
+
+    def stable_offsets(self) -> StableOffsets:
+        """Of the records' topic and the ledger."""
+        places = [(self.outbox.topic, number) for number in range(PARTITIONS)] + [(self.ledger_topic, 0)]
+        return StableOffsets(self.servers.kafka.bootstrap, places)
 
     def struck(self, *faults: Fault) -> None:
         """Wait until faults have struck, and what they struck has reached the broker, or never will."""
@@ -231,55 +223,3 @@ class Mischief:
     @staticmethod
     def _is_late_or_doubled(treatment: Treatment) -> bool:
         return isinstance(treatment, Late | Twice) or treatment == Cut(answered=True)
-
-
-class Clerk:
-    """Notes for how long the stable offset of a partition stood still while there was more: how long a reader that
-    reads committed waited. With several partitions, it notes the longest time.
-
-    It looks every 0.2 s. What passes between two looks counts at most as twice that: on a machine, or at a broker, that
-    stands still, nobody could have gone on.
-    """
-
-    def __init__(self, bootstrap: str, topics: Sequence[tuple[str, int]]) -> None:
-        """`topics` are names with their number of partitions."""
-        self.longest = 0.0
-        self.held_now: dict[tuple[str, int], float] = {}
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, **IMPATIENT})
-        self._partitions = [TopicPartition(topic, number) for topic, count in topics for number in range(count)]
-        self._since: dict[tuple[str, int], tuple[int, float]] = {}
-        self._clock = 0.0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clerk", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        looked_at = time.monotonic()
-        while not self._closing.wait(_CLERKS_PAUSE):
-            try:
-                stable, end = (
-                    self._offsets(level) for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-                )
-            except KafkaException:  # the broker does not answer now
-                continue
-            self._clock += min(time.monotonic() - looked_at, _LONGEST_STEP)
-            looked_at, now = time.monotonic(), self._clock
-            for place, offset in stable.items():
-                known, since = self._since.get(place, (-1, now))
-                if offset != known or offset >= end.get(place, offset):
-                    known, since = offset, now
-                self._since[place] = known, since
-                self.held_now[place] = now - since
-                self.longest = max(self.longest, now - since)
-
-    def _offsets(self, level: IsolationLevel) -> dict[tuple[str, int], int]:
-        asked = self._admin.list_offsets(
-            {partition: OffsetSpec.latest() for partition in self._partitions},
-            isolation_level=level,
-            request_timeout=PATIENCE,
-        )
-        return {(where.topic, where.partition): int(found.result().offset) for where, found in asked.items()}
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()

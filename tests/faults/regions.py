@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +18,7 @@ from faults.clustered import command
 from faults.listeners import listening
 from faults.proxy import Proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.harvesting import PARTITIONS, SHORT_SESSION, Outbox, Process, make_outbox, wait_until
+from support.harvesting import PARTITIONS, PATIENCE, SHORT_SESSION, Outbox, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
@@ -25,6 +27,10 @@ from airflow_outbox.operate.clusters import promote
 from airflow_outbox.postgres.membership import read_membership
 from airflow_outbox.values.membership import Membership
 
+BOTH = {"primary": "primary", "west": "backup"}
+PROMOTED = {"west": "primary", "primary": "owed"}
+DETACH_AFTER = 1.0
+CUT_OFF_LIMITS = {"batch_records": 50, "delivery_timeout": 2, "transaction_timeout": 3}
 POSTGRES = "postgres"
 """The name of the proxy before Postgres, among those of the clusters."""
 
@@ -129,6 +135,38 @@ class Regions:
         for key in {message.key() for message in messages}:
             numbers = [int(message.value() or b"") for message in messages if message.key() == key]
             assert numbers == sorted(numbers)
+
+    def loses(self, primary: EmbeddedKafka) -> float:
+        """Lose the primary for good while records come, and promote the other one. How many seconds it takes from the
+        command on until records come out again.
+        """
+        ending = threading.Event()
+
+        def load() -> None:
+            while not ending.wait(0.05):
+                self.stash(20)
+
+        writer = threading.Thread(target=load)
+        writer.start()
+        try:
+            wait_until(lambda: self._first() not in (None, 1), doing=self.story)
+            primary.kill()
+            time.sleep(2)  # whatever was on its way is there, or will never be
+            wait_until(lambda: self.outbox.left() > 0)
+            first = self._first()
+            assert first is not None
+            begun = time.monotonic()
+            assert self.promote("west").parts == PROMOTED
+            wait_until(lambda: (self._first() or first + 1) > first, doing=self.story)
+            return time.monotonic() - begun
+        finally:
+            ending.set()
+            writer.join(PATIENCE)
+
+    def _first(self) -> int | None:
+        """The first id in the outbox."""
+        [(found,)] = self.outbox.query("SELECT min(id) FROM outbox")
+        return found
 
     def close(self) -> None:
         for member in self.members:

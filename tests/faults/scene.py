@@ -22,7 +22,7 @@ from faults.load import Load, TopicReader
 from faults.processes import go_on, processes_of, stop
 from faults.proxy import Kind, Proxy, any_request
 from psycopg.conninfo import make_conninfo
-from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
+from support.harvesting import CHILD, PATIENCE, Outbox, PatienceExhaustedError, Process, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
@@ -265,9 +265,11 @@ class Scene:
         self.wait_until(stopped)
         return found[0]
 
-    def was_in_flight(self) -> None:
-        """To be called when a fault has hit that ends the harvest: that it did so while records were in flight."""
-        assert self.marked() > 0, "the fault hit when nothing was in flight"
+    def is_amid(self) -> None:
+        """To be called when a fault has hit that ends the harvest: wait until something is in flight, which the load
+        sees to, unless the fault hit amid some.
+        """
+        self.wait_until(lambda: self.marked() > 0)
 
     def hits(self, hit: threading.Event) -> None:
         """Wait until a rule of a proxy has struck, which has to be while records are in flight."""
@@ -305,8 +307,8 @@ class Scene:
     def wait_until(self, condition: Callable[[], bool], *, within: float = PATIENCE) -> None:
         try:
             wait_until(condition, within=within)
-        except AssertionError:
-            raise AssertionError(f"not within {within:g} s.\n{self.story()}") from None
+        except PatienceExhaustedError:
+            raise PatienceExhaustedError(f"not within {within:g} s.\n{self.story()}") from None
 
     def story(self) -> str:
         """The members' words, for the reader of a failure."""

@@ -75,10 +75,7 @@ def purged_is_everywhere(scene: Regions, load: InterleavedLoad) -> None:
         assert known - waiting <= seen, f"{name} lacks what was purged"
 
 
-def test_kill_9_between_any_two_steps(scene: Regions, is_long: bool, request: pytest.FixtureRequest) -> None:
-    asked = request.config.getoption("--seed")
-    seed = random.randrange(2**32) if asked is None else asked
-    request.node.add_report_section("setup", "seed", f"--seed {seed}")
+def test_kill_9_between_any_two_steps(scene: Regions, is_long: bool, seed: int) -> None:
     draw, hits = random.Random(seed), Counter[str]()
     load = InterleavedLoad(scene.outbox, sizes=[1, 30, 3, 100, 7, 55])
     load.start()

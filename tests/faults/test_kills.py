@@ -11,10 +11,10 @@ from support.harvesting import SHORT_SESSION
 
 
 @pytest.mark.parametrize("delivery", [EXACTLY_ONCE])
-def test_kill_9_at_random_moments(scene: Scene, is_long: bool) -> None:
+def test_kill_9_at_random_moments(scene: Scene, is_long: bool, seed: int) -> None:
     kills, scene.records = (20, 200_000) if is_long else (4, 60_000)
     scene.limits, scene.pot = SHORT_SESSION, 20_000
-    moments = random.Random()
+    moments = random.Random(seed)
     scene.leader()
     scene.standby()
     scene.midway(scene.records // (kills + 2))

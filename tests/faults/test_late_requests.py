@@ -7,7 +7,6 @@ and no reader waits until a transaction's time is up.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +16,7 @@ from faults.frames import Api
 from faults.late import QUICK, LateScene, Mischief
 from faults.treatments import NEXT_TRANSACTION, Cut, Delay, Drop, Hold, Late, Treatment, Twice
 from faults.zombie import command
-from support.harvesting import SHORT_SESSION
+from support.harvesting import PATIENCE, SHORT_SESSION
 
 CASES: list[tuple[str, Api, Treatment]] = [
     ("end-late", Api.END, Late(NEXT_TRANSACTION)),
@@ -59,15 +58,6 @@ INIT_CASES: list[tuple[str, Treatment]] = [
 ]
 ENOUGH = {"short": 20, "long": 200}
 """Requests that are late or doubled at random."""
-
-
-@pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of random events: that of `--seed`, or one that is drawn. A failure shows it."""
-    asked = request.config.getoption("--seed")
-    drawn = random.randrange(10**9) if asked is None else int(asked)
-    request.node.add_report_section("setup", "seed", f"--seed {drawn}")
-    return drawn
 
 
 def test_end_requests_that_come_in_the_next_transaction(late_scene: LateScene, is_long: bool) -> None:
@@ -141,15 +131,17 @@ def test_a_request_that_is_held_until_its_leader_has_given_up(late_scene: LateSc
 
 def test_without_a_new_epoch_a_late_request_doubles_records(late_scene: LateScene) -> None:
     """So these tests bite. With one producer, its next transaction is the next of all. Its entry in the ledger is
-    delayed, so that the late copy commits the records without it.
+    held, so that the late copy commits the records without it.
     """
     scene = late_scene
     scene.limits |= {"batch_records": 500, "transactional_ids": 1}
     scene.leader(command=command(without=("new epochs",)))
     scene.midway()
     late = scene.frames.strike(Api.END, Late(NEXT_TRANSACTION), where=lambda request: bool(request.commits))
-    entry = scene.frames.strike(Api.PRODUCE, Delay(1.5), where=lambda _: late.delivered == 1)
-    scene.wait_until(lambda: entry.delivered == 1)
+    entry = scene.frames.strike(Api.PRODUCE, Hold(), where=lambda _: late.delivered == 1)
+    scene.wait_until(entry.struck.is_set)
+    assert late.strikes[0].answered.wait(PATIENCE)
+    entry.strikes[0].deliver()
     with pytest.raises(AssertionError, match=r"[1-9]\d* duplicates"):
         scene.ends_well()
 
@@ -164,10 +156,16 @@ def test_at_random(late_scene: LateScene, is_long: bool, seed: int) -> None:
         scene.midway(250)
         with Asker(scene) as asker:
             happened = anything_happens(scene, seed=seed, enough=enough)
-            scene.wait_until(lambda: happened() >= enough, within=30 * enough)
+            count(scene, happened, enough)
             scene.ends_well()
             scene.wait_until(lambda: asker.has_heard(5))
     asker.told_the_truth()
+
+
+def count(scene: LateScene, happened: Callable[[], int], enough: int) -> None:
+    """Wait until it has happened so often, one time after the other."""
+    for times in range(1, enough + 1):
+        scene.wait_until(lambda: happened() >= times)  # noqa: B023
 
 
 def end_requests_are_late(scene: LateScene, *, seed: int, enough: int) -> Callable[[], int]:
@@ -195,7 +193,7 @@ def test_whole_transactions_stay_whole(
     try:
         with scene.readers_go_on():
             happened = begin(scene, seed=seed, enough=enough)
-            scene.wait_until(lambda: happened() >= enough, within=30 * enough)
+            count(scene, happened, enough)
             for proxy in (scene.frames, scene.between):
                 proxy.heal()
             load.finish()

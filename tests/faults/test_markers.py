@@ -18,15 +18,15 @@ from faults.frames import Api, Request, of
 from faults.late import LateScene
 from faults.load import TopicReader
 from faults.treatments import Cut, Delay, Hold, Late, Treatment, Twice
-from support.harvesting import PATIENCE, SHORT_SESSION
+from support.harvesting import CALM, PATIENCE
 
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.tickets.published import published
 from airflow_outbox.values.records import Snapshot
 
-HELD_BACK = 10.0
-"""Seconds."""
-SLOW_TO_REPEAT = {"retry.backoff.ms": 5_000, "retry.backoff.max.ms": 5_000}
+HELD_BACK = 5.0
+"""Seconds in which nobody may say so."""
+SLOW_TO_REPEAT = {"retry.backoff.ms": 300_000, "retry.backoff.max.ms": 300_000}
 """So that no commit of a busy machine is so slow that it could have been asked for twice."""
 CASES: dict[str, Treatment] = {
     "doubled": Twice(),
@@ -126,7 +126,6 @@ def test_markers_amid_the_load(late_scene: LateScene, treatment: Treatment) -> N
         scene.ends_well()
 
 
-@pytest.mark.alone
 def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late_scene: LateScene) -> None:
     """A limit, stated in the docs: a broker repeats markers by itself, at once, when its own connection breaks. A first
     copy that arrives in the next transaction of the same epoch makes readable what that one has produced so far; its
@@ -135,9 +134,10 @@ def test_a_late_marker_of_the_brokers_own_is_more_than_the_defence_can_meet(late
     One producer has all the turns, so that the next transaction has the same epoch.
     """
     scene = late_scene
-    scene.limits = {"batch_records": 200, **SHORT_SESSION, "transactional_ids": 1}
+    scene.limits = {"batch_records": 200, **CALM, "transactional_ids": 1}
     scene.outbox.settings["kafka_producer"] = SLOW_TO_REPEAT
     leader = scene.leader()
+    del scene.outbox.settings["kafka_producer"]
     scene.midway()
     markers = scene.between.strike(Api.WRITE_MARKERS, Late())
     scene.wait_until(markers.struck.is_set)

@@ -158,8 +158,9 @@ def test_a_half_open_connection_never_works_again(echo: Echo, proxy: Proxy, clie
 
 def test_a_new_connection_is_half_open_from_its_beginning(proxy: Proxy) -> None:
     proxy.swallow(b"new")
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=0.2) as client:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE) as client:
         client.sendall(b"new\n")
+        client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(10)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import subprocess
 from dataclasses import replace
@@ -11,10 +10,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
-from faults.two_clusters import TwoClusters
-from support.harvesting import BUSY, COMMAND, PARTITIONS, PATIENCE, make_outbox, make_topic, wait_until
+from faults.two_clusters import TwoClusters, is_held
+from support.harvesting import COMMAND, PARTITIONS, PATIENCE, make_outbox, make_topic, wait_until
 
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -26,15 +24,9 @@ from airflow_outbox.operate.finding import Severity
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.operate.status import read_status
 from airflow_outbox.operate.verdict import read_verdict
-from airflow_outbox.values.verdict import State, Verdict
+from airflow_outbox.values.verdict import State
 
 REFUSED = "SELECT DISTINCT kafka_topic, cause, reason FROM outbox_parked WHERE cause IS NOT NULL ORDER BY kafka_topic"
-HELD_WITHIN = 3.0
-BACK_WITHIN = 3.0
-SLACK = 10.0
-"""Seconds that a busy machine may add to what Kafka's client would add by itself: a minute."""
-TRIES = 3
-"""Times that a cluster comes back, at most: a busy machine only adds to what it takes."""
 
 
 def found(config: HarvestConfig) -> list[str]:
@@ -62,12 +54,6 @@ def test_successors_are_killed_while_they_complete_what_only_the_primary_has(clu
     clusters.ends_well()
 
 
-def is_held(seen: list[Verdict], config: HarvestConfig) -> bool:
-    seen.append(read_verdict(config))
-    return seen[-1].state is State.HELD
-
-
-@pytest.mark.timed
 def test_all_waits_for_a_backup_that_is_away_and_goes_on_when_it_is_back(
     clusters: TwoClusters, backup: EmbeddedKafka
 ) -> None:
@@ -78,7 +64,7 @@ def test_all_waits_for_a_backup_that_is_away_and_goes_on_when_it_is_back(
     clusters.stash(200)
     config = clusters.config
     seen = [read_verdict(config)]
-    assert wait_until(lambda: is_held(seen, config)) < HELD_WITHIN + SLACK
+    wait_until(lambda: is_held(seen, config))
     assert seen[-1].cause.startswith(f"all waits for cluster backup: can't reach Kafka at {backup.bootstrap}")
     assert "bootstrap.servers" in seen[-1].remedy
 
@@ -93,17 +79,7 @@ def test_all_waits_for_a_backup_that_is_away_and_goes_on_when_it_is_back(
     wait_until(is_shown)
     wait_until(lambda: "can't reach Kafka" in (member.newest_progress.get("clusters", {}).get("backup") or ""))
     assert member.newest_progress["clusters"]["primary"] is None
-    took: list[float] = []
-    while len(took) < TRIES and min(took, default=math.inf) >= BACK_WITHIN + BUSY:
-        if took:
-            backup.kill()
-            clusters.stash(200)
-            wait_until(lambda: is_held(seen, config))
-        waiting = clusters.outbox.left()
-        backup.start()
-        Producer({"bootstrap.servers": backup.bootstrap, "transactional.id": "probe"}).init_transactions(PATIENCE)
-        took.append(wait_until(lambda waiting=waiting: clusters.outbox.left() < waiting))  # type: ignore[misc]
-    assert min(took) < BACK_WITHIN + BUSY, took
+    backup.start()
     clusters.ends_well()
     wait_until(lambda: read_verdict(config).state is State.HEALTHY)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import psycopg
 import pytest
@@ -29,7 +28,7 @@ def stop(scene: Scene, member: Process, point: str) -> None:
     os.kill(member.popen.pid, signal.SIGUSR1)
     scene.wait_until(lambda: is_stopped(member))
     if point != "witness":
-        scene.was_in_flight()
+        scene.is_amid()
 
 
 def zombie(scene: Scene, point: str, *, without: tuple[str, ...] = ()) -> None:
@@ -69,7 +68,7 @@ def test_a_leader_that_was_stopped_with_a_purge_running_has_no_effect(scene: Sce
         scene.wait_until(lambda: locking.execute(some).rowcount > 0)
         scene.wait_until(lambda: scene.outbox.query(waiting) == [(True,)])
         os.kill(leader.popen.pid, signal.SIGSTOP)
-        scene.was_in_flight()
+        scene.is_amid()
         scene.leader()
     scene.midway()
     since = go_on(leader)
@@ -123,8 +122,8 @@ def witness_of_long_ago(scene: Scene, *, without: tuple[str, ...] = ()) -> Proce
     scene.wait_until(lambda: scene.outbox.left() == 0)
     for _ in range(3):  # the last witness of all is told
         scene.next_event(standby, "progress", since=len(standby.events), in_flight=0)
-    go_on(leader)
-    time.sleep(1)
+    since = go_on(leader)
+    scene.next_event(leader, "fenced", "stood_by", since=since)  # it has told what it had to tell before
     for member in (leader, standby):
         member.popen.kill()
         member.popen.wait()

@@ -16,7 +16,9 @@ from support.harvesting import PARTITIONS, PATIENCE, SHORT_SESSION, Outbox, Proc
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.clusters import attach, detach
+from airflow_outbox.operate.verdict import read_verdict
 from airflow_outbox.values.fence import AttachHow
+from airflow_outbox.values.verdict import State, Verdict
 
 _RECORDS = 1_500
 
@@ -104,3 +106,9 @@ def two_clusters(
     yield scene
     for member in scene.members:
         member.end()
+
+
+def is_held(seen: list[Verdict], config: HarvestConfig) -> bool:
+    """Whether a cluster that is away holds everything up, by the verdict, which is added to those that were seen."""
+    seen.append(read_verdict(config))
+    return seen[-1].state is State.HELD

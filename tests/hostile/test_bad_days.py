@@ -25,8 +25,6 @@ from support.pooler import Pooler
 from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
-pytestmark = pytest.mark.timed
-
 HOUR = 3600
 ANY_TIME = {"message.timestamp.after.max.ms": str(24 * HOUR * 1000)}
 """Lets a topic take records that are ahead of its broker's clock; others take an hour at most."""
@@ -117,7 +115,8 @@ def test_a_topic_whose_brokers_clock_differs_is_set_aside_as_a_whole(innocents: 
         innocents.around(lambda: None)
         innocents.wait_until(lambda: outbox.left() == 0, "its records wait in the outbox")
         sick.require_whole()
-        assert len(process.failures) <= 10, process.failures  # each retry costs one, and some commands were called
+        # Each retry costs a term, and they come ever later. Records that were tried one by one would cost one each.
+        assert len(process.failures) < sick.written // 2, process.failures
 
 
 @pytest.mark.long(mode="at least once")
@@ -151,11 +150,11 @@ def test_a_harvester_whose_clock_is_wrong_lets_another_lead(innocents: Innocents
 
 @pytest.mark.parametrize("mode", ["single"])
 def test_a_pooler_of_transactions_is_refused_before_anything_is_set(
-    innocents: Innocents, postgres: EmbeddedPostgres, server_folder: Path
+    innocents: Innocents, postgres: EmbeddedPostgres, server_folder: Path, topic_prefix: str
 ) -> None:
     """Settings of a session would be in force for other clients, too."""
     name = psycopg.conninfo.conninfo_to_dict(innocents.outbox.database)["dbname"]
-    with Pooler(server_folder / "pooler-harvest", postgres.dsn()) as pooler:
+    with Pooler(server_folder / f"{topic_prefix}pooler", postgres.dsn()) as pooler:
         pooled = {**innocents.outbox.settings, "data_source": pooler.url(str(name))}
         process = Process(CHILD, first_line={"config": pooled})
         try:

@@ -23,10 +23,6 @@ from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.tickets.published import published
 
 LIMITS = {"delivery_timeout": 5, "transaction_timeout": 20}
-SET_ASIDE = 60.0
-"""Seconds until the topic is set aside, on a busy machine: its delivery timeout, and some terms."""
-BACK = 60.0
-"""Seconds until it is tried again by itself: twice as long as it has waited, at the most."""
 KEYS = 8
 
 REPLICAS = {
@@ -125,9 +121,9 @@ def test_a_topic_that_lacks_a_broker_waits_and_comes_back(
             innocents.wait_until(sick.is_published, "nothing is published")
             second.kill()  # amid transactions
             threading.Event().wait(1)
-        innocents.come_out(within=SET_ASIDE)
+        innocents.come_out()
         away = "SELECT true FROM outbox_parked WHERE cause = 'unavailable' LIMIT 1"
-        innocents.wait_until(lambda: outbox.query(away) == [(True,)], "it is not set aside", within=SET_ASIDE)
+        innocents.wait_until(lambda: outbox.query(away) == [(True,)], "it is not set aside")
         innocents.around(sick.write)  # from now on nobody waits
         innocents.stand(named="unavailable")
         second.start()
@@ -135,7 +131,7 @@ def test_a_topic_that_lacks_a_broker_waits_and_comes_back(
         def is_back() -> bool:
             return outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)]
 
-        innocents.wait_until(is_back, "it stays away", within=BACK)
+        innocents.wait_until(is_back, "it stays away")
         innocents.wait_until(lambda: outbox.left() == 0, "records wait")
         innocents.around(sick.write)
         innocents.wait_until(lambda: outbox.left() == 0, "records wait")

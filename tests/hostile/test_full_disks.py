@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from hostile.conftest import MODES
 from hostile.innocents import Innocents, strict_json
-from support.harvesting import PATIENCE, Outbox, make_outbox
+from support.harvesting import Outbox, make_outbox
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
@@ -49,8 +49,8 @@ def large_ones(outbox: Outbox) -> list[int]:
 
 
 @pytest.fixture
-def own_postgres(server_folder: Path) -> Iterator[EmbeddedPostgres]:
-    postgres = EmbeddedPostgres(server_folder / "full-postgres", fsync=False)
+def own_postgres(server_folder: Path, topic_prefix: str) -> Iterator[EmbeddedPostgres]:
+    postgres = EmbeddedPostgres(server_folder / f"{topic_prefix}full-postgres", fsync=False)
     with no_file_above(16 * MIB):  # as large as a file of Postgres' log, which so has room
         postgres.start()
     with postgres:
@@ -76,10 +76,10 @@ def test_postgres_that_has_no_room_says_so_and_goes_on_when_it_has(
         def is_told() -> bool:
             return any("could not extend" in event["error"] for event in process.events if event["event"] == "error")
 
-        innocents.wait_until(is_told, "nobody says that there is no room", within=PATIENCE)
+        innocents.wait_until(is_told, "nobody says that there is no room")
         strict_json(innocents.command("status", "--output", "json"))
         own_postgres.restart()
-        innocents.wait_until(lambda: outbox.left() == 0, "it does not go on", within=PATIENCE)
+        innocents.wait_until(lambda: outbox.left() == 0, "it does not go on")
         assert list(dict.fromkeys(large_ones(outbox))) == [*range(1, 5_001)]
 
 
@@ -149,11 +149,11 @@ def test_postgres_whose_log_has_no_room_ends_and_goes_on_when_it_has(
             def is_told() -> bool:
                 return any("Postgres" in event["error"] for event in process.events if event["event"] == "error")
 
-            innocents.wait_until(is_told, "nobody says that Postgres is gone", within=PATIENCE)
+            innocents.wait_until(is_told, "nobody says that Postgres is gone")
             make_room()
             postgres.restart("immediate")
             innocents.write()
-            innocents.come_out(within=PATIENCE)
+            innocents.come_out()
             innocents.stand(named=None)
 
 
@@ -164,8 +164,8 @@ def _fill_the_log(database: str) -> None:
 
 
 @pytest.fixture
-def own_kafka(server_folder: Path, kafka_classpath: str) -> Iterator[EmbeddedKafka]:
-    kafka = EmbeddedKafka(server_folder / "full-kafka", classpath=kafka_classpath)
+def own_kafka(server_folder: Path, kafka_classpath: str, topic_prefix: str) -> Iterator[EmbeddedKafka]:
+    kafka = EmbeddedKafka(server_folder / f"{topic_prefix}full-kafka", classpath=kafka_classpath)
     with no_file_above(12 * MIB):  # an index is made 10 MiB large
         kafka.start()
     with kafka:
@@ -184,9 +184,9 @@ def test_kafka_that_has_no_room_ends_and_goes_on_when_it_has(
         def is_told() -> bool:
             return any("can't reach Kafka" in event["error"] for event in process.events if event["event"] == "error")
 
-        innocents.wait_until(is_told, "nobody says that Kafka is gone", within=PATIENCE)
+        innocents.wait_until(is_told, "nobody says that Kafka is gone")
         strict_json(innocents.command("status", "--output", "json"))
         own_kafka.restart()
-        innocents.come_out(within=PATIENCE)
-        innocents.wait_until(lambda: outbox.left() == 0, "it does not go on", within=PATIENCE)
+        innocents.come_out()
+        innocents.wait_until(lambda: outbox.left() == 0, "it does not go on")
         assert large_ones(outbox) == [*range(1, 8_001)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import psycopg
 from hostile.innocents import Innocents
-from support.harvesting import PATIENCE
 
 KEEP = """CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW WHEN (old.kafka_key = 'k1') EXECUTE FUNCTION keep()"""
@@ -21,7 +20,7 @@ def test_what_a_trigger_keeps_is_noticed_and_not_published_again(innocents: Inno
                     "the trigger keep" in event["error"] for event in process.events if event["event"] == "error"
                 )
 
-            innocents.wait_until(is_told, "nobody says that a trigger keeps records", within=PATIENCE)
+            innocents.wait_until(is_told, "nobody says that a trigger keeps records")
             assert "the trigger keep" in innocents.command("check", wants=1)
         owner.execute("DROP TRIGGER keep ON outbox")
         with innocents.harvested():

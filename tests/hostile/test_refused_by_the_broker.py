@@ -15,8 +15,6 @@ from support.harvesting import CHILD, make_topic
 
 from airflow_outbox.harvest.protocol.refused_topics import MINUTE, MOST_REFUSALS
 
-pytestmark = pytest.mark.timed
-
 RECORDS = 150
 LIMIT = 5_000
 ROUNDS = 2

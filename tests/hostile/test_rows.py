@@ -11,8 +11,6 @@ import pytest
 from hostile.innocents import Innocents
 from psycopg import sql
 
-pytestmark = pytest.mark.timed
-
 INTO = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value"
 HEADERS = f"{INTO}, kafka_header_keys, kafka_header_values)"
 MANY = "array_fill('n'::text, ARRAY[100000])"

@@ -24,8 +24,8 @@ ROWS = 2000
 
 
 @pytest.fixture
-def folder(server_folder: Path, request: pytest.FixtureRequest) -> Path:
-    return server_folder / request.node.name
+def folder(server_folder: Path, topic_prefix: str) -> Path:
+    return server_folder / f"{topic_prefix}demo"
 
 
 def processes_of(folder: Path) -> Iterator[str]:

@@ -23,7 +23,7 @@ from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
 
 NAME = OutboxName.parse("outbox")
-SLEEPS = "SELECT pg_sleep(120)"  # for longer than the test waits for its end
+SLEEPS = f"SELECT pg_sleep({10 * PATIENCE:g})"  # for longer than the test waits for its end
 IN_A_ROW = 50
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
+from support.harvesting import PATIENCE
 
 from airflow_outbox.demo.embedded.ports import free_port
 
@@ -37,8 +38,8 @@ def servers(folder: Path, ports: tuple[int, int]) -> Iterator[tuple[str, AdminCl
     assert program.returncode == 0
 
 
-def test_they_serve_until_they_are_interrupted_and_keep_what_they_hold(server_folder: Path) -> None:
-    folder = server_folder / "trial"
+def test_they_serve_until_they_are_interrupted_and_keep_what_they_hold(server_folder: Path, topic_prefix: str) -> None:
+    folder = server_folder / f"{topic_prefix}trial"
     with servers(folder, (free_port(), free_port())) as (source, admin):
         with psycopg.connect(source) as connection:
             connection.execute("CREATE TABLE orders ()")
@@ -46,4 +47,4 @@ def test_they_serve_until_they_are_interrupted_and_keep_what_they_hold(server_fo
     with servers(folder, (free_port(), free_port())) as (source, admin):
         with psycopg.connect(source) as connection:
             connection.execute("SELECT FROM orders")
-        assert "orders" in admin.list_topics(timeout=30).topics
+        assert "orders" in admin.list_topics(timeout=PATIENCE).topics

@@ -31,7 +31,6 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.resting import Looks, RestingTable
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.values.verdict import Thresholds
-from benchmarks.many import MOST_CONNECTIONS, MOST_MB, tenants
 
 LIST = ["shop_*.outbox", "missing.outbox"]
 EACH = 40
@@ -318,12 +317,3 @@ def test_a_look_at_several_names_the_one_that_fails(database: str) -> None:
         assert (found, failures.keys()) == ({names[2]}, {names[1]})
         with pytest.raises(OutboxMissingError, match="is no longer outbox"):
             tables[0].take_up(connection, uuid4())
-
-
-@pytest.mark.long
-def test_two_hundred_of_which_ten_are_busy_stay_within_the_bounds() -> None:
-    with tenants(200) as bench:
-        idle, busy = bench.together(10, rate=20.0, seconds=10.0)
-    assert busy["records"] == 10 * 20 * 10
-    assert max(idle["memory_mb"], busy["memory_mb"]) < MOST_MB
-    assert max(idle["connections"], busy["connections"]) <= MOST_CONNECTIONS

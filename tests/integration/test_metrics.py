@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,7 +20,6 @@ from airflow_outbox.values.metrics import METRICS, Stage
 from airflow_outbox.values.records import Snapshot
 
 Start = Callable[..., Process]
-MOST_MEMORY = 80 * 1024  # KiB; 73 MB were measured, of which 64 are those of `python -m airflow_outbox.harvest`
 
 
 class Served:
@@ -69,6 +69,7 @@ def serve(start: Start) -> Callable[..., Served]:
 
 
 def test_a_harvest_is_measured(outbox: Outbox, serve: Callable[..., Served]) -> None:
+    begun = time.time()
     served = serve()
     outbox.stash(3000)
     wait_until(lambda: outbox.left() == 0)
@@ -98,14 +99,15 @@ def test_a_harvest_is_measured(outbox: Outbox, serve: Callable[..., Served]) -> 
 
     wait_until(lambda: seen() == expected, doing=lambda: str(seen()))
     wait_until(lambda: found["airflow_outbox_elections_total"] == len(told("elected")) >= 1)
-    assert 0 < found["airflow_outbox_publish_latency_seconds quantile=0.5"] < 60
+    passed = time.time() - begun  # nothing of all this has taken longer
+    assert 0 < found["airflow_outbox_publish_latency_seconds quantile=0.5"] <= passed
     assert found["airflow_outbox_publish_latency_seconds_sum"] > 0
     for stage in Stage:
         assert found[f"airflow_outbox_batch_seconds_count stage={stage}"] > 0
-        assert 0 < found[f"airflow_outbox_batch_seconds quantile=0.99 stage={stage}"] < 60
-    assert 0 < found["airflow_outbox_take_over_seconds"] < 60
+        assert 0 < found[f"airflow_outbox_batch_seconds quantile=0.99 stage={stage}"] <= passed
+    assert 0 < found["airflow_outbox_take_over_seconds"] <= passed
     wait_until(lambda: found["airflow_outbox_take_over_seconds"] == told("took_over")[-1]["seconds"])
-    assert 0 <= found["airflow_outbox_leader_silence_seconds"] <= CALM["session_timeout"]
+    assert 0 <= found["airflow_outbox_leader_silence_seconds"] <= passed
     of_several = {metric.name for metric in METRICS if {"shard", "cluster"} & {*metric.labels}}  # there is one of each
     of_positions = {metric.name for metric in METRICS if metric.name.startswith("airflow_outbox_positions")}
     assert {name.split()[0] for name in found} >= {
@@ -144,6 +146,7 @@ def test_what_waits_and_what_is_parked(outbox: Outbox, serve: Callable[..., Serv
 
 
 def test_at_least_once_measures_what_it_knows(outbox: Outbox, serve: Callable[..., Served]) -> None:
+    begun = time.time()
     served = serve(delivery="at_least_once")
     outbox.stash(1000)
     wait_until(lambda: outbox.left() == 0)
@@ -156,7 +159,8 @@ def test_at_least_once_measures_what_it_knows(outbox: Outbox, serve: Callable[..
     wait_until(are_counted)
     counts = {stage: found[f"airflow_outbox_batch_seconds_count stage={stage}"] for stage in Stage}
     assert {stage for stage, count in counts.items() if count} == {Stage.READ, Stage.PURGE}
-    assert 0 < found["airflow_outbox_publish_latency_seconds quantile=0.5"] < 60
+    passed = time.time() - begun  # nothing of all this has taken longer
+    assert 0 < found["airflow_outbox_publish_latency_seconds quantile=0.5"] <= passed
 
 
 def test_a_standby_tells_the_same_of_the_outbox(outbox: Outbox, serve: Callable[..., Served]) -> None:
@@ -220,23 +224,6 @@ def test_a_port_that_is_taken_ends_the_command_with_what_to_do(outbox: Outbox, s
         process = start("--metrics-port", str(taken.getsockname()[1]))
         process.ends()
         assert process.popen.returncode == 1
-
-
-def test_a_harvester_that_serves_metrics_is_small(outbox: Outbox, serve: Callable[..., Served]) -> None:
-    served = serve()
-    outbox.stash(1000)
-    wait_until(lambda: outbox.left() == 0)
-    wait_until(served.is_healthy)
-    found: dict[str, float] = {}
-
-    def is_told() -> bool:
-        found.update(served.metrics())
-        return "process_resident_memory_bytes" in found
-
-    wait_until(is_told)
-    resident = found["process_resident_memory_bytes"] / 1024
-    print(f"{resident:.0f} KiB")
-    assert resident < MOST_MEMORY
 
 
 def test_the_age_of_a_batch_is_that_of_the_record_in_its_middle(leader: Leader) -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.following import BOOTSTRAP, DATA_SOURCE, Followed
-from support.harvesting import Outbox, Process, make_topic, wait_until
+from support.harvesting import PATIENCE, Outbox, Process, make_topic, wait_until
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
@@ -43,7 +43,7 @@ class Release:
         return [sys.executable, "-c", MAIN, str(self.folder), *arguments, "-f", str(self.file)]
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=180, cwd="/")
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=PATIENCE, cwd="/")
         assert done.returncode == status, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -163,14 +163,14 @@ def test_the_way_back_by_the_dump(outbox: Outbox, older: Release, present: Relea
     insert(outbox, 10, 20)
     dump = older.file.with_name("before.dump")
     dumping = [postgres.programs / "pg_dump", "--format", "custom", "--file", dump, outbox.database]
-    subprocess.run(dumping, check=True, timeout=60)
+    subprocess.run(dumping, check=True, timeout=PATIENCE)
     present.run("init")
     name = f"{conninfo_to_dict(outbox.database)['dbname']}_back"
     restored = make_conninfo(outbox.database, dbname=name)
     with psycopg.connect(outbox.database, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
         try:
-            subprocess.run([postgres.programs / "pg_restore", "--dbname", restored, dump], check=True, timeout=60)
+            subprocess.run([postgres.programs / "pg_restore", "--dbname", restored, dump], check=True, timeout=PATIENCE)
             settings = {"data_source": restored, "kafka": {"bootstrap.servers": outbox.bootstrap}}
             back = older.of(dump.with_name("back.yaml"), settings)
             there = Outbox(restored, outbox.bootstrap, outbox.topic)

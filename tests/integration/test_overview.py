@@ -140,7 +140,7 @@ def test_a_count_that_takes_too_long_is_left_out(
 def slow_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A count that never ends, as dead rows make it."""
     known = statements("overview")
-    text = "SELECT 0 AS shard, count(*) AS records, 0::float8 AS oldest_age FROM pg_sleep(60)"
+    text = "SELECT 0 AS shard, count(*) AS records, 0::float8 AS oldest_age FROM pg_sleep(1800)"
     monkeypatch.setitem(cast("dict[str, str]", known), "slowly", text)
 
 

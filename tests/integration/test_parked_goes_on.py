@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
-import psutil
 import psycopg
 import pytest
 from support.harvesting import CALM, CHILD, Outbox, Process, make_outbox, make_topic, wait_until
@@ -19,9 +17,8 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.postgres.names import OutboxName
-from airflow_outbox.postgres.parked import ParkedTable
-from airflow_outbox.postgres.schema import init_outbox
-from airflow_outbox.postgres.table import OutboxTable
+
+from .many_parked import due, of_a_topic_half_of_whose_keys_wait, of_a_topic_that_was_missing, released
 
 
 @contextmanager
@@ -127,50 +124,14 @@ def test_a_failed_retry_of_a_transaction_is_answered_once(atomic: Outbox) -> Non
         assert len([event for event in harvester.events if event["event"] == "retried"]) == 1
 
 
-def processor_seconds(connection: psycopg.Connection[Any]) -> float:
-    """The processor time of the connection's backend so far: others that are busy hardly change it."""
-    times = psutil.Process(connection.info.backend_pid).cpu_times()
-    return float(times.user + times.system)
-
-
-def test_many_keys_that_go_on_at_once_are_found_soon(database: str) -> None:
+def test_many_keys_that_go_on_at_once_are_found(database: str) -> None:
     """A topic was missing for a while, and is there now."""
-    name = OutboxName.parse("outbox")
     with psycopg.connect(database, autocommit=True) as connection:
-        init_outbox(connection, name)
-        connection.execute(
-            "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
-            " kafka_header_values, transaction_id, incarnation)"
-            " SELECT n, now(), 't', 'k' || n % 25000, '{}', '{}', '3', 1 FROM generate_series(1, 50000) AS n"
-        )
-        connection.execute("ANALYZE outbox_parked")
-        table, view = OutboxTable(connection, name), uuid4()
-        table.take_over(view, [table.backend()], member="test")
-        parked = ParkedTable(table)
-        began = processor_seconds(connection)
-        assert parked.release(view, max_records=20_000)
-        connection.execute("ANALYZE outbox_parked")
-        rows, _ = parked.due(max_records=20_000, max_bytes=10**9, of_all_lanes=False)
-        assert processor_seconds(connection) - began < 5  # to compare each row with each key takes 15
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    assert len(rows) == 20_000
+        ids = released(connection, *of_a_topic_that_was_missing(connection))
+    assert ids == sorted(ids)
+    assert len(ids) == 20_000
 
 
 def test_a_topic_goes_on_past_many_keys_that_wait_until_somebody_asks(database: str) -> None:
-    """And past records without a key. One record stands for the topic, behind all of these."""
-    name = OutboxName.parse("outbox")
     with psycopg.connect(database, autocommit=True) as connection:
-        init_outbox(connection, name)
-        connection.execute(
-            "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
-            " kafka_header_values, transaction_id, incarnation, cause)"
-            " SELECT n, now(), 't', CASE WHEN n % 25000 > 0 THEN 'k' || n % 25000 END, '{}', '{}', '3', 1,"
-            " CASE WHEN n <= 25000 AND n % 2 = 0 THEN 'too_large' END FROM generate_series(1, 50000) AS n"
-        )
-        connection.execute("UPDATE outbox_parked SET cause = 'unknown_topic', retry_at = now() WHERE id = 49999")
-        connection.execute("ANALYZE outbox_parked")
-        parked = ParkedTable(OutboxTable(connection, name))
-        began = processor_seconds(connection)
-        rows, _ = parked.due(max_records=25_000, max_bytes=10**9, of_all_lanes=False)
-        assert processor_seconds(connection) - began < 5
-    assert [row[0] for row in rows] == list(range(1, 50_000, 2))
+        assert due(of_a_topic_half_of_whose_keys_wait(connection)) == list(range(1, 50_000, 2))

@@ -201,7 +201,7 @@ def test_two_outboxes_of_one_database_do_not_meet(
 def test_an_outbox_moves_to_another_kafka(
     database: str, kafka: EmbeddedKafka, server_folder: Path, kafka_classpath: str, topic_prefix: str, tmp_path: Path
 ) -> None:
-    with EmbeddedKafka(server_folder / "moved", classpath=kafka_classpath) as other:
+    with EmbeddedKafka(server_folder / f"{topic_prefix}moved", classpath=kafka_classpath) as other:
         outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data")
         make_topic({"bootstrap.servers": other.bootstrap}, outbox.topic, partitions=PARTITIONS)
         outbox.stash(10)

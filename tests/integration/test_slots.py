@@ -85,7 +85,7 @@ def test_the_indexes_are_made_while_others_write(connection: psycopg.Connection[
         making = threads.submit(make_indexes, maker, NAME)
         waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         wait_until(lambda: connection.execute(waits, [maker.info.backend_pid]).fetchall())
-        with psycopg.connect(database, options="-c lock_timeout=30s") as other:
+        with psycopg.connect(database, options=f"-c lock_timeout={PATIENCE:.0f}s") as other:
             other.execute(stash)
             other.execute("DELETE FROM outbox")  # as a harvester purges
         assert not making.done()

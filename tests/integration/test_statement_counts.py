@@ -6,28 +6,24 @@ one purge; all else is background, and bounded by the second.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import psycopg
-import pytest
 from confluent_kafka import Consumer, TopicPartition
-from support import counting
-from support.harvesting import CALM, PARTITIONS, PATIENCE, Outbox, Process, make_outbox, wait_until
-from support.statement_log import Statement, StatementLog
+from support.harvesting import PARTITIONS, PATIENCE, Outbox, wait_until
+from support.statement_log import Statement
 
-from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
-from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
-from airflow_outbox.values.records import Snapshot
+from .counted_harvest import (  # noqa: F401
+    BATCH,
+    BATCHES,
+    FIRST,
+    ROWS,
+    Harvested,
+    harvested_backlog,
+    returns_records,
+)
 
-FIRST, BATCH = 2_500, 5_000  # the first batch is half as large, for its page is
-BATCHES = 13
-ROWS = FIRST + BATCH * (BATCHES - 1)
 MOST_A_SECOND = 20
 """Statements beyond a read and a purge a batch: looks for records, heartbeats, looks at the fence."""
 SOON_LOOKS = 25
@@ -35,16 +31,12 @@ SOON_LOOKS = 25
 LEDGER_RECORDS = 4
 """A batch in the ledger, at most: its transaction's first record, its entry, the head, and the end of an old entry."""
 IDLE_SECONDS = 5.0
-COUNTING = [sys.executable, str(Path(counting.__file__))]
-BACKLOG = """
-INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
-SELECT now(), %s, 'k' || number %% 10, number, '{}', '{}' FROM generate_series(1, %s) AS number
-"""
-BACKENDS = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND application_name LIKE 'airflow-outbox %'
-      AND application_name NOT IN ('airflow-outbox observe', 'airflow-outbox history')
-"""
+WAITING = {"look", "read_window", "heartbeat", "holds_fence"}
+"""What a leader says to Postgres that waits."""
+AT_REST = 15
+"""So many of these, one after the other, come only when nothing else is left to do."""
+ONCE = {"begin_session", "backend_pid", "notice_hang_ups"}
+"""What sets a connection up."""
 BY_THE_CLOCK = """
 SELECT application_name, pid FROM pg_stat_activity
 WHERE datname = current_database() AND application_name IN ('airflow-outbox observe', 'airflow-outbox history')
@@ -52,59 +44,6 @@ WHERE datname = current_database() AND application_name IN ('airflow-outbox obse
 LOOK_SECONDS, NOTE_SECONDS = 5.0, 10.0
 MOST_A_LOOK = 12
 """Statements of a look at the outbox as a whole; the first one asks where its table is, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Harvested:
-    """A backlog of so many batches, published and purged by a harvester that still runs."""
-
-    outbox: Outbox
-    log: StatementLog
-    backends: frozenset[int]
-    statements: Sequence[Statement]
-    """From the first read to the last purge."""
-    counted: dict[str, Any]
-    """Calls to Kafka's producer until the last commit, and delivery reports."""
-
-    def snapshot(self) -> Snapshot:
-        ((text,),) = self.outbox.query("SELECT pg_current_snapshot()::text")
-        return Snapshot.parse(text)
-
-    @property
-    def seconds(self) -> float:
-        return (self.statements[-1].began - self.statements[0].began).total_seconds()
-
-
-@pytest.fixture
-def harvested(
-    database: str, postgres: EmbeddedPostgres, kafka: EmbeddedKafka, topic_prefix: str
-) -> Iterator[Harvested]:
-    limits = {"limits": {"batch_records": BATCH, **CALM}}
-    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", **limits)
-    with psycopg.connect(database) as connection:
-        connection.execute(BACKLOG, (outbox.topic, ROWS))
-    log = StatementLog(database, postgres.log)
-    process = Process(COUNTING, first_line={"config": outbox.settings, "until": "forever"})
-    try:
-        process.wait_for("progress", published=ROWS)
-        wait_until(lambda: len(outbox.query(BACKENDS)) == 3)  # the one that looks comes with the first heartbeat
-        backends = frozenset(pid for (pid,) in outbox.query(BACKENDS))
-        found = log.statements(backends, since=log.start)
-        first = next(place for place, statement in enumerate(found) if is_read(statement))
-        last = max(place for place, statement in enumerate(found) if statement.name == "purge_published")
-        counted = [event for event in process.events if event["event"] == "counted"]
-        yield Harvested(outbox, log, backends, found[first : last + 1], counted[-1])
-    finally:
-        process.end()
-
-
-def is_read(statement: Statement) -> bool:
-    return statement.name in ("read_window", "read_on")
-
-
-def returns_records(statement: Statement) -> bool:
-    """The first row that a read returns is no record."""
-    return is_read(statement) and statement.rows is not None and statement.rows > 1
 
 
 def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
@@ -116,11 +55,10 @@ def test_a_batch_is_one_read_and_one_purge(harvested: Harvested) -> None:
     # the log is brought to disk: the first look at rows has written hints into it. The connection that looks is set up
     # when it is needed first.
     by_the_second, rare = {"heartbeat", "holds_fence"}, {"flushed", "flush"}
-    once = {"begin_session", "backend_pid", "notice_hang_ups"}
-    assert names.keys() <= {"read_window", "read_on", "look", "purge_published"} | by_the_second | rare | once, names
-    assert all(names[name] <= 1 for name in once), names
-    assert all(names[name] <= BATCHES // 4 for name in rare), names
-    background = len(harvested.statements) - 2 * BATCHES
+    assert names.keys() <= {"read_window", "read_on", "look", "purge_published"} | by_the_second | rare | ONCE, names
+    assert all(names[name] <= 1 for name in ONCE), names
+    assert all(names[name] <= BATCHES for name in rare), names
+    background = len(harvested.statements) - 2 * BATCHES - sum(names[name] for name in rare)
     assert background <= MOST_A_SECOND * harvested.seconds + SOON_LOOKS, names
     assert names["heartbeat"] <= harvested.seconds + 1
     assert not any("get_byte" in statement.text for statement in harvested.statements), "one shard reckons no slot"
@@ -132,22 +70,30 @@ def test_a_batch_is_one_commit_and_few_delivery_reports(harvested: Harvested) ->
     assert counted["begun"] == counted["commits"] == BATCHES
     assert counted["flushes"] == 2 * BATCHES  # one tells the offsets, which the ledger's entry is made of
     assert counted["reports"] <= (2 * PARTITIONS + LEDGER_RECORDS) * BATCHES
-    # The next batches tell what can be read. On a busy machine they may come too late for that now and then.
-    assert counted.get("asked", 0) <= BATCHES // 4
+    # The next batches tell what can be read. On a busy machine they may come too late for that.
+    assert counted.get("asked", 0) <= BATCHES
     assert set(ends_of_transactions(harvested.outbox)) <= {0, BATCHES}
     assert len(harvested.outbox.committed()) == ROWS
 
 
 def test_waiting_costs_a_bounded_number_of_statements(harvested: Harvested) -> None:
-    time.sleep(1)
+    def names_of(statements: Sequence[Statement]) -> list[str | None]:
+        return [statement.name for statement in statements]
+
+    def waits() -> bool:
+        """The last ones of the backlog's statements are over."""
+        newest = names_of(harvested.log.statements(harvested.backends, since=harvested.log.start))[-AT_REST:]
+        return set(newest) <= WAITING
+
+    wait_until(waits)
     before = harvested.snapshot()
     start, began = harvested.log.end, time.monotonic()
     time.sleep(IDLE_SECONDS)
     wait_until(lambda: len(harvested.log.statements(harvested.backends, since=start)) > IDLE_SECONDS, doing="looks")
     end, seconds = harvested.log.end, time.monotonic() - began
     found = harvested.log.statements(harvested.backends, since=start, until=end)
-    names = Counter(statement.name for statement in found)
-    assert names.keys() <= {"look", "read_window", "heartbeat", "holds_fence"}
+    names = Counter(names_of(found))
+    assert names.keys() <= WAITING
     # Nothing is read that can't have changed. Each transaction of the server, as other tests have them, begins and
     # ends.
     changes = len(before.in_progress) + 2 * (harvested.snapshot().xmax - before.xmax)
@@ -161,7 +107,6 @@ def test_looks_at_the_whole_and_notes_come_by_the_clock_on_connections_of_their_
 ) -> None:
     wait_until(lambda: len(harvested.outbox.query(BY_THE_CLOCK)) == 2)
     backends = dict(harvested.outbox.query(BY_THE_CLOCK))
-    time.sleep(0.5)  # they are set up
     start, began = harvested.log.end, time.monotonic()
     time.sleep(2 * LOOK_SECONDS + 1)
 
@@ -178,8 +123,8 @@ def test_looks_at_the_whole_and_notes_come_by_the_clock_on_connections_of_their_
         return [statement.name for statement in found]
 
     assert len(notes(end)) <= seconds / NOTE_SECONDS + 1
-    wait_until(lambda: notes(None))
-    assert set(notes(None)) == {"note"}
+    wait_until(lambda: "note" in notes(None))
+    assert set(notes(None)) <= {"note"} | ONCE
 
 
 def ends_of_transactions(outbox: Outbox) -> Iterator[int]:

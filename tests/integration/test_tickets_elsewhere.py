@@ -80,9 +80,9 @@ async def last_of(listening: Listener, ticket: Ticket, found: list[TicketStatus]
 
 
 @pytest.fixture
-def young(server_folder: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+def young(server_folder: Path, topic_prefix: str) -> Iterator[EmbeddedPostgres]:
     """Another cluster, which has given out few transaction ids."""
-    with EmbeddedPostgres(server_folder / f"young-{request.node.name}", fsync=False) as server:
+    with EmbeddedPostgres(server_folder / f"{topic_prefix}young", fsync=False) as server:
         yield server
 
 
@@ -122,14 +122,14 @@ async def test_a_dump_in_a_younger_cluster_calls_nothing_published(
 
 
 @pytest.fixture
-def primary(server_folder: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(server_folder / f"primary-{request.node.name}", fsync=False) as server:
+def primary(server_folder: Path, topic_prefix: str) -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(server_folder / f"{topic_prefix}primary", fsync=False) as server:
         yield server
 
 
 @pytest.fixture
-def standby(server_folder: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(server_folder / f"standby-{request.node.name}", fsync=False)
+def standby(server_folder: Path, topic_prefix: str) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(server_folder / f"{topic_prefix}standby", fsync=False)
     yield server
     server.stop()
 

@@ -185,14 +185,16 @@ def test_each_committed_record_is_read_once(
         late.execute(INSERT, ["hours late"])
         for writer in writers:
             writer.start()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end or (
-            time.monotonic() < end + PATIENCE and (len(reader.pages) <= 100 or came_late(reader.ids) <= 20)
-        ):
-            reader.read()
-        ending.set()
-        for writer in writers:
-            writer.join()
+        try:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end or (
+                time.monotonic() < end + PATIENCE and (len(reader.pages) <= 100 or came_late(reader.ids) <= 20)
+            ):
+                reader.read()
+        finally:
+            ending.set()
+            for writer in writers:
+                writer.join()
         reader.read_all()
         windows = len(reader.pages)
         late.commit()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import psycopg
 from secure.conftest import SecureOutbox
+from secure.disks import Disk
 from support.harvesting import Outbox
 
 from airflow_outbox import OutboxRecord, stash
@@ -18,40 +15,6 @@ from airflow_outbox import OutboxRecord, stash
 RECORDS = 20
 MANY = 2000  # so many that marking or parking them needs pages of their own
 NO_ROOM = "No space left on device.*Free some of Postgres' disk"
-
-
-@contextlib.contextmanager
-def small_file_system(folder: Path, size: int) -> Iterator[Path | None]:
-    """Mount one of so many bytes in a new folder; None for who may not mount."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        yield None
-        return
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(ballast: Path) -> None:
-    """Write until there is no more room."""
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(b"x" * 4096):
-            pass
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """A small file system with a tablespace; no folder where none can be mounted."""
-
-    tablespace: str
-    folder: Path | None
-
-    def fill(self) -> None:
-        """Write until there is no more room."""
-        if self.folder is not None:
-            fill(self.folder / "ballast")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,10 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from psycopg import sql
 from secure.broker import Acl, SecureKafka
+from secure.disks import MEGABYTE, Disk, small_file_system
 from support.harvesting import CHILD, COMMAND, PARTITIONS, Outbox, Process
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.demo.embedded.unprivileged import server_user
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 
@@ -84,6 +89,32 @@ def make_outbox(postgres: EmbeddedPostgres, secure: SecureKafka) -> Iterator[Mak
     yield make
     for name in databases:
         postgres.drop_database(name)
+
+
+@pytest.fixture
+def disks(postgres: EmbeddedPostgres, server_folder: Path) -> Iterator[list[Disk]]:
+    with contextlib.ExitStack() as stack, psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        made: list[Disk] = []
+        for tablespace in ("disk_of_marks", "disk_of_parked"):
+            folder = stack.enter_context(small_file_system(server_folder / tablespace, 8 * MEGABYTE))
+            made.append(Disk(tablespace, folder))
+            if folder is not None:
+                space = folder / "space"
+                space.mkdir()
+                shutil.chown(space, server_user())
+                connection.execute(f"CREATE TABLESPACE {tablespace} LOCATION '{space}'".encode())
+                stack.callback(connection.execute, f"DROP TABLESPACE {tablespace}".encode())
+        yield made
+        stack.close()
+
+
+@pytest.fixture
+def roles(postgres: EmbeddedPostgres) -> Iterator[None]:
+    """Removes the roles that `secure.outliving` makes."""
+    yield
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        for (role,) in connection.execute("SELECT rolname FROM pg_roles WHERE rolname LIKE 'secure-%'").fetchall():
+            connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 
 import pytest
 
+_EACH_TIME, _OF_COMMIT = 160, 40  # histories
+
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Executor]:
@@ -30,6 +32,15 @@ def _begin() -> None:
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> list[int]:
-    """The seeds that were asked for: one by `--seed`, or so many by `--seeds`, from `--first` on."""
-    seed, first = (request.config.getoption(option) for option in ("--seed", "--first"))
-    return [seed] if seed is not None else list(range(first, first + request.config.getoption("--seeds")))
+    """The seeds that were asked for: one by `--seed`, or so many by `--seeds`, from `--first` on.
+
+    Without these, they are the same at each commit, and some of this commit alone, which the first line names.
+    """
+    seed, first, number = (request.config.getoption(option) for option in ("--seed", "--first", "--seeds"))
+    if seed is not None:
+        return [seed]
+    if (first, number) == (None, None):
+        of_commit = request.config.option.first_of_commit
+        return [*range(_EACH_TIME), *range(of_commit, of_commit + _OF_COMMIT)]
+    first, number = first or 0, number or _EACH_TIME
+    return list(range(first, first + number))

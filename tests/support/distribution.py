@@ -34,25 +34,28 @@ TOGETHER = (
     "tests/integration/spark/",
     "tests/integration/ui/",
     "tests/secure/",
+    "tests/timings/airflow/",
+    "tests/timings/ui/",
 )
 DIVIDED = (
     "tests/simulation/test_histories.py",
     "tests/simulation/test_planted.py",
 )
 LONGEST_FIRST = (
+    "tests/integration/airflow/",
+    "tests/integration/test_demo.py",
     "tests/faults/spark/",
     "tests/integration/spark/",
-    "tests/integration/test_demo.py",
     "tests/faults/",
     "tests/integration/ui/",
     "tests/hostile/",
     "tests/secure/",
     "tests/integration/",
     "tests/simulation/",
+    "tests/timings/airflow/",
+    "tests/timings/",
 )
 """In this order they begin, and all others after them: no long part is left to the end."""
-LONGEST_TIMED_FIRST = ("tests/integration/airflow/", *LONGEST_FIRST)
-"""The same of the timed ones, of which Airflow's take minutes, mostly in waiting."""
 
 
 def room_of(item: pytest.Item) -> Room:
@@ -79,8 +82,8 @@ def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
     def order(item: pytest.Item) -> tuple[int, int]:
         room = room_of(item)
-        places = LONGEST_TIMED_FIRST if room is Room.TIMED else LONGEST_FIRST
-        place = next((number for number, place in enumerate(places) if item.nodeid.startswith(place)), len(places))
+        found = (number for number, place in enumerate(LONGEST_FIRST) if item.nodeid.startswith(place))
+        place = next(found, len(LONGEST_FIRST))
         return list(Room).index(room), place
 
     return sorted(items, key=order)

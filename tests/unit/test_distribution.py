@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.distribution import DIVIDED, LONGEST_TIMED_FIRST, TOGETHER, Room, Turn, in_order, part_of
+from support.distribution import DIVIDED, LONGEST_FIRST, TOGETHER, Room, Turn, in_order, part_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,9 +31,9 @@ def test_a_test_belongs_to_a_part(nodeid: str, part: str) -> None:
     assert part_of(nodeid, {**rooms, "tests/simulation/test_planted.py::test_alone": Room.ALONE}) == part
 
 
-@pytest.mark.parametrize("place", [*DIVIDED, *LONGEST_TIMED_FIRST, *TOGETHER])
+@pytest.mark.parametrize("place", [*DIVIDED, *LONGEST_FIRST, *TOGETHER])
 def test_every_place_that_is_named_has_tests(place: str) -> None:
-    assert (ROOT / place).is_file() or any((ROOT / place).glob("test_*.py"))
+    assert (ROOT / place).is_file() or any((ROOT / place).rglob("test_*.py"))
 
 
 class Item:
@@ -51,7 +51,7 @@ def test_they_begin_by_room_and_the_longest_first() -> None:
     airflow, faults, unit = (f"tests/{folder}/test_names.py" for folder in ("integration/airflow", "faults", "unit"))
     alone = Item(f"{unit}::alone", "alone")
     timed = [Item(f"{file}::timed", "timed") for file in (airflow, faults, unit)]
-    shared = [Item(f"{file}::shared") for file in (faults, airflow, unit)]
+    shared = [Item(f"{file}::shared") for file in (airflow, faults, unit)]
     items: Any = [alone, *reversed(timed), *reversed(shared)]
     assert in_order(items) == [*shared, *timed, alone]
 

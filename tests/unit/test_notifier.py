@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.harvesting import PATIENCE
 from unit.conftest import Connect
 
 from airflow_outbox.triggers.alerts import Alerts
@@ -69,7 +70,7 @@ async def test_a_change_is_posted_once(posted: list[Any]) -> None:
     }
     callback.tell(stalled)
     callback.tell({**stalled, "state": "healthy", "cause": "a:1 leads", "remedy": ""})
-    await callback.finish(60)
+    await callback.finish(PATIENCE)
     assert posted == [
         {"text": "shop.outbox: 2 records of orders are parked: no such topic. See airflow-outbox parked"},
         {"text": "shop.outbox: parked records of orders are published"},

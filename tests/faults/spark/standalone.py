@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from support.harvesting import PATIENCE
 
 from airflow_outbox.demo.embedded.java import find_java, java_home
 from airflow_outbox.demo.embedded.ports import LOOPBACK, free_port
@@ -20,7 +21,6 @@ from airflow_outbox.demo.embedded.process import ServerProcess
 ROOT = Path(__file__).resolve().parents[3]
 _JARS = Path(pyspark.__file__).parent / "jars"
 _NO_AIRFLOW = 'raise ImportError("no Airflow here")\n'
-START_SECONDS = 60.0
 
 
 class Standalone:
@@ -64,7 +64,7 @@ class Standalone:
         )
         self._servers.append(server)
         if name == "master":
-            server.wait_until(lambda: _listens(host, ui), timeout=START_SECONDS)
+            server.wait_until(lambda: _listens(host, ui), timeout=PATIENCE)
 
 
 def environment(folder: Path) -> dict[str, str]:

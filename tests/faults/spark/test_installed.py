@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from faults.spark.standalone import ROOT, environment, start_job
 from hatchling.build import build_wheel
+from support.harvesting import PATIENCE
 
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
@@ -33,7 +34,7 @@ def test_a_job_that_registers_nothing(database: str, tmp_path: Path, monkeypatch
         path = os.pathsep.join([blocked, str(installed)])
         driver = start_job(tmp_path, "installed_job.py", log=log, path=path, url=database, report=str(report))
         try:
-            assert driver.wait(300) == 0, log.read_text()[-4000:]
+            assert driver.wait(2 * PATIENCE) == 0, log.read_text()[-4000:]
         finally:
             driver.kill()
             driver.wait()

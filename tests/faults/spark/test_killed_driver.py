@@ -16,13 +16,15 @@ from typing import Any
 
 import psutil
 import psycopg
-import pytest
 from faults.spark.standalone import start_job
+from support.harvesting import PATIENCE
 
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 
 KILLS = {"short": 2, "long": 20}
+START = 2 * PATIENCE
+"""Seconds that a busy machine may take for a start of Spark and a commit."""
 BATCHES_A_KILL = 5  # more than are committed before a kill, also on a fast machine
 RECORDS_A_BATCH = 300
 COMMIT_SQL = "INSERT INTO business SELECT number FROM staged"
@@ -67,10 +69,8 @@ def files_a_batch(checkpoint: Path) -> list[int]:
     return [offset - before for before, offset in pairwise([-1, *offsets])]
 
 
-def test_each_record_once(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    kills = KILLS[request.config.getoption("--faults")]
-    seed = int(time.time())
-    print(f"the kills come by {seed=}")
+def test_each_record_once(database: str, tmp_path: Path, is_long: bool, seed: int) -> None:
+    kills = KILLS["long" if is_long else "short"]
     chance = random.Random(seed)
     source = tmp_path / "source"
     source.mkdir()
@@ -107,7 +107,7 @@ def test_each_record_once(database: str, tmp_path: Path, request: pytest.Fixture
 
         struck = 0
         for _ in range(kills):
-            before, deadline = committed(), time.monotonic() + 300  # on a busy machine Spark takes long to start
+            before, deadline = committed(), time.monotonic() + START
             with running(start()) as driver:
                 # The kill before may have come when all was committed.
                 while committed() == before and not (struck and driver.poll() == 0):
@@ -120,7 +120,7 @@ def test_each_record_once(database: str, tmp_path: Path, request: pytest.Fixture
                 kill(driver, chance)
                 struck += 1
         with running(start()) as last:
-            assert last.wait(600) == 0, log.read_text()[-4000:]
+            assert last.wait(3 * PATIENCE) == 0, log.read_text()[-4000:]
         assert struck
 
         expected = list(range(batches * RECORDS_A_BATCH))

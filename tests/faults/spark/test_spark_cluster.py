@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from faults.spark.standalone import Standalone, environment, start_job
+from support.harvesting import PATIENCE
 
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
@@ -48,7 +49,7 @@ def test_each_record_once(cluster: Standalone, database: str, tmp_path: Path, fa
             executor_path=environment(tmp_path)["PYTHONPATH"],
         )
         try:
-            assert driver.wait(300) == 0, log.read_text()[-4000:]
+            assert driver.wait(2 * PATIENCE) == 0, log.read_text()[-4000:]
         finally:
             driver.kill()
             driver.wait()

@@ -14,11 +14,13 @@ import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from support.harvesting import Outbox, make_outbox
+from support.harvesting import PATIENCE, Outbox, PatienceExhaustedError, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.airflow_api import ENDED_STATES, AirflowApiError
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
+from airflow_outbox.harvest.positions_process import COMMAND as POSITIONS_COMMAND
 from airflow_outbox.harvest.supervised_child import COMMAND
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
@@ -30,12 +32,15 @@ PASSWORD = "not-to-be-seen-4H7"
 CHILD = COMMAND[-1]
 MARKER = "OUTBOX_TESTS_SERVER"
 """The mark in the environment of all processes of this Airflow, adopted harvesting processes included."""
-AIRFLOW_PATIENCE = 180.0
-"""Seconds that a test waits for Airflow itself: a Dag is read, a task begins. A busy machine takes minutes."""
-LATE = 10.0
-"""Seconds that a busy machine may add to what takes one."""
 TRIGGERER_TIMEOUT = 10
 """How many seconds a triggerer may be silent before the others take its triggers."""
+
+
+UNFINISHED = """
+SELECT dag_id, run_id, task_id FROM task_instance JOIN dag_run USING (dag_id, run_id)
+WHERE dag_run.state IN ('queued', 'running') AND (task_instance.state IS NULL OR task_instance.state <> ALL (%s))
+"""
+"""Tasks in Airflow's metadata that have not ended, and whose runs have not."""
 
 
 @pytest.fixture
@@ -144,10 +149,50 @@ def airflow(
         parallelism=2,
     ) as standalone:
         for dag in ("watching", "steady_asset"):
-            standalone.api.wait_for_dag(dag, timeout=AIRFLOW_PATIENCE)
+            standalone.api.wait_for_dag(dag, timeout=PATIENCE)
         yield standalone
         for process in processes_of(standalone, "triggerer"):  # left to end by itself it takes ten seconds
             process.kill()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of the real Airflow finds a triggerer, whatever a test before did to it, and leaves nothing at work."""
+    if "airflow" not in request.fixturenames:
+        yield
+        return
+    airflow: AirflowStandalone = request.getfixturevalue("airflow")
+    metadata = request.getfixturevalue("postgres").dsn(request.getfixturevalue("metadata"))
+    if not processes_of(airflow, "triggerer"):
+        airflow.start_triggerer()
+    print("Airflow's log:", airflow.log)
+    yield
+    clean_up(airflow, metadata)
+
+
+def clean_up(airflow: AirflowStandalone, metadata: str) -> None:
+    """Pause all Dags, end what is left of their runs, and wait until no process of ours is left."""
+
+    def left() -> list[psutil.Process]:
+        return [*harvesting(airflow), *processes_of(airflow, POSITIONS_COMMAND[-1])]
+
+    def is_over() -> bool:
+        with psycopg.connect(metadata) as connection:
+            unpaused = connection.execute("SELECT dag_id FROM dag WHERE NOT is_paused").fetchall()
+            unfinished = connection.execute(UNFINISHED, [[*ENDED_STATES]]).fetchall()
+        for (dag_id,) in unpaused:
+            airflow.api.pause(dag_id)
+        for task in unfinished:
+            with contextlib.suppress(AirflowApiError):  # it may have ended by itself
+                airflow.api.mark(*task, "failed")
+        return not unfinished and not left()
+
+    try:
+        wait_until(is_over, doing=lambda: f"the end of {left()}")
+    except PatienceExhaustedError:
+        for process in left():
+            process.kill()
+        raise
 
 
 def processes_of(airflow: AirflowStandalone, word: str) -> list[psutil.Process]:
@@ -179,7 +224,7 @@ def wait_for_log(airflow: AirflowStandalone, dag_id: str, run_id: str, task_id: 
         logs.append(airflow.api.task_log(dag_id, run_id, task_id))
         return text in logs[-1]
 
-    airflow.api.wait(has_it, timeout=AIRFLOW_PATIENCE, what=f"{text!r} in the log of {dag_id}.{task_id}")
+    airflow.api.wait(has_it, timeout=PATIENCE, what=f"{text!r} in the log of {dag_id}.{task_id}")
     return logs[-1]
 
 

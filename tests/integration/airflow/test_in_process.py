@@ -34,7 +34,7 @@ from airflow_outbox.postgres.schema import grant_statements
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 from airflow_outbox.values.trace_context import trace_headers
 
-from .conftest import LATE, connections, gone
+from .conftest import connections, gone
 from .statsd import Stat, StatsdListener
 
 RECORDS = [{"topic": "t", "key": "a", "value": "1"}, {"topic": "t", "key": "b"}]
@@ -151,8 +151,7 @@ async def test_a_change_of_the_verdict_is_told_to_the_users_function(
         await running
 
 
-@pytest.mark.timed
-async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: Outbox) -> None:
+async def test_the_process_is_gone_when_the_trigger_was_cancelled(outbox: Outbox) -> None:
     others = set(psutil.Process().children())
     trigger = OutboxHarvestTrigger(emit="end")
     running = asyncio.create_task(_first(trigger))
@@ -161,11 +160,9 @@ async def test_the_process_is_gone_within_a_second_of_the_cancellation(outbox: O
         while outbox.left():
             await asyncio.sleep(0.1)
     (process,) = set(psutil.Process().children()) - others
-    begun = asyncio.get_running_loop().time()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert asyncio.get_running_loop().time() - begun < 1 + LATE
     assert not process.is_running()
 
 
@@ -173,7 +170,6 @@ async def _first(trigger: OutboxHarvestTrigger) -> Any:
     return await anext(trigger.run())
 
 
-@pytest.mark.timed
 def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_path: Path) -> None:
     supervisor = tmp_path / "supervisor.py"
     supervisor.write_text(
@@ -184,11 +180,13 @@ def test_the_process_dies_with_a_supervisor_that_is_killed(outbox: Outbox, tmp_p
         "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, str(supervisor)], stdout=subprocess.DEVNULL) as process:
-        outbox.stash(10)
-        wait_until(lambda: outbox.left() == 0, doing="the harvest")
-        (child,) = [each for each in psutil.Process(process.pid).children() if COMMAND[-1] in each.cmdline()]
-        process.kill()
-    wait_until(lambda: gone(child), within=1 + LATE, doing="its end")
+        try:
+            outbox.stash(10)
+            wait_until(lambda: outbox.left() == 0, doing="the harvest")
+            (child,) = [each for each in psutil.Process(process.pid).children() if COMMAND[-1] in each.cmdline()]
+        finally:
+            process.kill()
+    wait_until(lambda: gone(child), doing="its end")
 
 
 def test_the_hook_reaches_outbox_and_brokers(outbox: Outbox) -> None:

@@ -19,24 +19,30 @@ from airflow_outbox.positions.process import replicator_of
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
 
-from .conftest import AIRFLOW_PATIENCE, ROLE, processes_of
-
-pytestmark = pytest.mark.timed
+from .conftest import ROLE, processes_of
 
 DAG, TASK = "move", "wait"
+DROPS = """
+SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
+WHERE relkind IN ('r', 'p') AND relname ~ '^moving(_|$)'
+UNION ALL
+SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', oid::regprocedure) FROM pg_proc WHERE proname ~ '^moving_'
+"""
 
 
 @pytest.fixture
-def moving(outboxes: dict[str, Outbox], kafka: EmbeddedKafka, backup: EmbeddedKafka) -> Iterator[Outbox]:
+def moving(
+    outboxes: dict[str, Outbox], kafka: EmbeddedKafka, backup: EmbeddedKafka, topic_prefix: str
+) -> Iterator[Outbox]:
     """An outbox that is published to two clusters, with extents. Nobody replicates positions."""
     backup.start()
-    database, topic = outboxes["drained"].database, outboxes["drained"].topic.replace("drained", "moving")
+    database = outboxes["drained"].database
     servers = {"primary": kafka, "backup": backup}
     clusters = {name: {"bootstrap.servers": server.bootstrap} for name, server in servers.items()}
     outbox = make_outbox(
         database,
         bootstrap=kafka.bootstrap,
-        topic=topic,
+        topic=f"{topic_prefix}moving",
         outbox_table="moving",
         clusters=clusters,
         positions={"enabled": True},
@@ -45,10 +51,19 @@ def moving(outboxes: dict[str, Outbox], kafka: EmbeddedKafka, backup: EmbeddedKa
         for statement in grant_statements(connection, OutboxName.parse("moving"), "harvest", ROLE):
             connection.execute(statement.encode())
     member = Process(CHILD, first_line={"config": outbox.settings, "until": "forever"})
-    outbox.stash(100)
-    wait_until(lambda: outbox.left() == 0, doing=lambda: str(member.events))
-    yield outbox
-    member.end()
+    try:
+        outbox.stash(100)
+        wait_until(lambda: outbox.left() == 0, doing=lambda: str(member.events))
+        yield outbox
+    finally:
+        member.end()
+        drop(outbox)
+
+
+def drop(outbox: Outbox) -> None:
+    """Leave nothing of it in the database."""
+    for (statement,) in outbox.query(DROPS):
+        outbox.query(statement)
 
 
 def commit_the_end(outbox: Outbox, group: str) -> None:
@@ -66,11 +81,9 @@ def test_a_task_waits_until_a_group_may_move(airflow: AirflowStandalone, moving:
     commit_the_end(moving, group)
     airflow.api.unpause(DAG)
     run_id = airflow.api.trigger(DAG, conf={"group": group})
-    airflow.api.wait_for_task(DAG, run_id, TASK, "deferred", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task(DAG, run_id, TASK, "deferred", timeout=PATIENCE)
     waits = f"the position of group {group} is not yet on backup"
-    airflow.api.wait(
-        lambda: waits in airflow.api.task_log(DAG, run_id, TASK), timeout=AIRFLOW_PATIENCE, what="why it waits"
-    )
+    airflow.api.wait(lambda: waits in airflow.api.task_log(DAG, run_id, TASK), timeout=PATIENCE, what="why it waits")
     wait_until(lambda: len(processes_of(airflow, COMMAND[-1])) == 1, doing="one process that watches")
     assert airflow.api.task(DAG, run_id, TASK)["state"] == "deferred"
     config = HarvestConfig.validated(moving.settings, source="test")
@@ -81,6 +94,6 @@ def test_a_task_waits_until_a_group_may_move(airflow: AirflowStandalone, moving:
             return news.failure is None and not news.decision.commits
 
         wait_until(is_done)
-    airflow.api.wait_for_task(DAG, run_id, TASK, "success", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task(DAG, run_id, TASK, "success", timeout=PATIENCE)
     assert airflow.api.xcom(DAG, run_id, TASK) == group
     wait_until(lambda: not processes_of(airflow, COMMAND[-1]), doing="the end of the process that watches")

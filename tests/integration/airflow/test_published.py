@@ -6,7 +6,6 @@ The harvester is a process of its own, and no business of this Airflow's.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -19,9 +18,7 @@ from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 
-from .conftest import AIRFLOW_PATIENCE, PASSWORD, files_with, gone, processes_of, wait_for_log
-
-pytestmark = pytest.mark.timed
+from .conftest import PASSWORD, files_with, gone, processes_of, wait_for_log
 
 WAIT, PUBLISHED = "wait", "published"
 
@@ -48,10 +45,19 @@ class Harvester:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.popen.terminate()
-            self._process.ends()
-            self._process.end()
-            self._process = None
+            process, self._process = self._process, None
+            process.popen.terminate()
+            try:
+                process.ends()
+            finally:
+                process.end()
+
+
+@pytest.fixture(autouse=True)
+def no_secret_was_logged(airflow: AirflowStandalone, nothing_is_left: None) -> Iterator[None]:
+    yield
+    assert any(f"task_id={PUBLISHED}" in str(path) for path in files_with(airflow, ""))
+    assert files_with(airflow, PASSWORD) == []
 
 
 @pytest.fixture
@@ -84,17 +90,17 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
     airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
 ) -> None:
     run_id = start(airflow, "publish")
-    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=PATIENCE)
     wait_for_log(airflow, "publish", run_id, PUBLISHED, "is committed; 1 records of it still wait to be published")
     harvester.start()
-    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=PATIENCE)
     assert outbox.left() == 0
     ticket = airflow.api.xcom("publish", run_id, "stash")
     assert airflow.api.xcom("publish", run_id, PUBLISHED) == ticket
     wait_for_log(airflow, "publish", run_id, PUBLISHED, "all of transaction")
 
     again = start(airflow, WAIT, ticket=ticket)  # which finds it published at once
-    airflow.api.wait_for_task(WAIT, again, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task(WAIT, again, PUBLISHED, "success", timeout=PATIENCE)
 
 
 def test_a_sensor_fails_when_the_transaction_was_rolled_back(
@@ -104,9 +110,9 @@ def test_a_sensor_fails_when_the_transaction_was_rolled_back(
     with closing(psycopg.connect(outbox.database)) as writer:
         ticket = stash(writer, OutboxRecord(outbox.topic, "k", "v"), outbox=outbox.name)
         run_id = start(airflow, WAIT, ticket=str(ticket))
-        airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
+        airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=PATIENCE)
         writer.rollback()
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=PATIENCE)
     wait_for_log(airflow, WAIT, run_id, PUBLISHED, "was rolled back")
 
 
@@ -132,7 +138,7 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
     for asset in ("topic", "outbox"):
         airflow.api.wait(
             lambda asset=asset: count(told(airflow, asset)) >= expected,
-            timeout=AIRFLOW_PATIENCE,
+            timeout=PATIENCE,
             what=f"events: {asset}",
         )
         assert count(told(airflow, asset)) == expected
@@ -140,17 +146,17 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
     harvester.stop()
     ticket = stashed(outbox, 30)
     run_id = start(airflow, WAIT, ticket=str(ticket))
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=PATIENCE)
     kill_triggerers(airflow)
     harvester.start()
     wait_until(lambda: outbox.left() == 0, doing="the harvest")  # while nobody listens
     airflow.start_triggerer()
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=AIRFLOW_PATIENCE)
+    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "success", timeout=PATIENCE)
     expected += 30
     for asset in ("topic", "outbox"):
         airflow.api.wait(
             lambda asset=asset: count(told(airflow, asset)) >= expected,
-            timeout=AIRFLOW_PATIENCE,
+            timeout=PATIENCE,
             what=f"events: {asset}",
         )
         events = told(airflow, asset)
@@ -159,9 +165,3 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
         for earlier, later in itertools.pairwise(events):
             assert later["batches"][0] <= earlier["batches"][1] + 1, "a gap"
     airflow.api.pause("on_topic")
-
-
-def test_no_secret_was_logged(airflow: AirflowStandalone) -> None:
-    time.sleep(1)
-    assert any(f"task_id={PUBLISHED}" in str(path) for path in files_with(airflow, ""))
-    assert files_with(airflow, PASSWORD) == []

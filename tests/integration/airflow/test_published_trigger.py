@@ -178,7 +178,6 @@ async def test_an_asset_gets_no_events_while_harvesting_is_halted(
             assert (await waiting).payload["topics"] == {"t": 1}
 
 
-@pytest.mark.timed
 async def test_a_thousand_triggers_cost_less_than_twenty_statements_a_second(
     leader: Leader, postgres: EmbeddedPostgres
 ) -> None:
@@ -210,7 +209,7 @@ async def test_a_thousand_triggers_cost_less_than_twenty_statements_a_second(
         await asyncio.gather(*waiting)
     delays.sort()
     print(f"{sent / seconds:.1f} statements/s; p95 {1000 * delays[int(0.95 * len(delays))]:.1f} ms of {len(delays)}")
-    assert 1 < sent / seconds < 20
+    assert 0 < sent < 20 * seconds
     assert MOST_STATEMENTS < 20
 
 

@@ -14,8 +14,6 @@ from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.airflow_api import AirflowApi
 from airflow_outbox.demo.embedded.process import ServerError
 
-from .conftest import AIRFLOW_PATIENCE
-
 
 def test_an_airflow_that_does_not_come_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = AirflowStandalone(tmp_path / "home", dags=tmp_path)
@@ -26,7 +24,7 @@ def test_an_airflow_that_does_not_come_up_leaves_nothing(tmp_path: Path, monkeyp
         return len(parts) > 1 and "Starting Airflow Standalone" in server.log.read_text()
 
     def never_healthy(_: AirflowApi) -> bool:
-        wait_until(has_parts, within=AIRFLOW_PATIENCE, doing=f"the start of its parts; there are {parts}")
+        wait_until(has_parts, doing=f"the start of its parts; there are {parts}")
         return False
 
     def left() -> list[list[str]]:

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import yaml
 from click.testing import CliRunner
-from support.harvesting import CALM, CHILD, PARTITIONS, Outbox, Process, make_outbox, make_topic, wait_until
+from support.harvesting import CALM, CHILD, PARTITIONS, PATIENCE, Outbox, Process, make_outbox, make_topic, wait_until
 from support.slots import key_of, slot_of
 
 from airflow_outbox import OutboxRecord, Ticket, published, stash
@@ -106,7 +106,7 @@ def test_each_shard_publishes_its_keys_in_order_and_announces_that(four: Four) -
         listening.execute(f'LISTEN "outbox shards {outbox_id}"'.encode())
         outbox.stash(400, keys=40)
         heard: set[tuple[str, ...]] = set()
-        for notice in listening.notifies(timeout=60):
+        for notice in listening.notifies(timeout=PATIENCE):
             heard.add(tuple(notice.payload.split()[:3]))
             if len(heard) == len(SHARDS):
                 break
@@ -125,7 +125,7 @@ async def test_a_ticket_is_published_when_all_shards_are(four: Four) -> None:
         ticket = four.stash(*records)
         waiting = asyncio.create_task(answered(four, ticket))
         seen = f"shard FROM outbox_published WHERE pg_visible_in_snapshot('{ticket.transaction_id}', watermark)"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while {shard for (shard,) in four.outbox.query(f"SELECT {seen}")} != {0, 1, 3}:
                 await asyncio.sleep(0.02)
         assert four.outbox.query("SELECT kafka_key FROM outbox") == [(records[2].key,)]
@@ -133,7 +133,7 @@ async def test_a_ticket_is_published_when_all_shards_are(four: Four) -> None:
             assert not published(connection, ticket)
         assert not waiting.done()
         stopping.rollback()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await waiting
     with psycopg.connect(four.outbox.database, autocommit=True) as connection:
         wait_until(lambda: published(connection, ticket))  # the row is written up to a second later

@@ -100,7 +100,7 @@ async def test_an_announcement_of_an_earlier_layout_has_no_effect(
 
     listening, new = Listener(database), led(database, 2, leaders)
     waiting = asyncio.create_task(published())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while channel not in listening._listening or known() != [False, False]:
             await asyncio.sleep(0.02)
         for payload in late:

@@ -153,19 +153,20 @@ def test_two_at_once_commit_once(shop: Shop, orders: DataFrame, spark: SparkSess
 @pytest.mark.parametrize("form", ["text", "rows"])
 @pytest.mark.parametrize("how", ["stopped", "crashed"])
 def test_postgres_restarted_between_staging_and_commit(
-    spark: SparkSession, orders: DataFrame, server_folder: Path, how: str, form: str
+    spark: SparkSession, orders: DataFrame, server_folder: Path, topic_prefix: str, how: str, form: str
 ) -> None:
     options = ORDER if form == "rows" else {"txnAppId": "orders"}
     whole = WHOLE if form == "rows" else (RECORDS, 0, 1)
-    with EmbeddedPostgres(server_folder / f"{how}-{form}") as server, ThreadPoolExecutor(1) as threads:
+    with EmbeddedPostgres(server_folder / f"{topic_prefix}{how}") as server, ThreadPoolExecutor(1) as threads:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             init_outbox(connection, OutboxName.parse("outbox"))
             connection.execute("CREATE TABLE orders (number bigint PRIMARY KEY, customer text)")
-        here = server_folder / f"{how}-{form}-commit"
+        here = server_folder / f"{topic_prefix}{how}-commit"
 
         def say_and_wait() -> None:
             here.touch()
-            while here.exists():
+            ended = time.monotonic() + 4 * PATIENCE  # if the test has failed
+            while here.exists() and time.monotonic() < ended:
                 time.sleep(0.02)
 
         def write() -> None:
@@ -202,7 +203,8 @@ def test_staging_that_a_straggler_holds_is_left_to_a_later_run(
 
     def say_and_wait() -> None:
         here.touch()
-        while here.exists():
+        ended = time.monotonic() + 4 * PATIENCE  # if the test has failed
+        while here.exists() and time.monotonic() < ended:
             time.sleep(0.02)
 
     register_breaking(spark, "breaking", before_commit=say_and_wait)

@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from support.harvesting import PATIENCE, wait_until
 
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.postgres.names import OutboxName
@@ -157,26 +158,32 @@ def test_what_a_stream_can_not_do(
 
 
 def test_a_query_goes_on_while_postgres_restarts(
-    spark: SparkSession, orders: DataFrame, tmp_path: Path, server_folder: Path
+    spark: SparkSession, orders: DataFrame, tmp_path: Path, server_folder: Path, topic_prefix: str
 ) -> None:
     batches = 30
     folder = tmp_path / "in"
     orders.repartitionByRange(batches, "number").write.parquet(str(folder))
     frame = spark.readStream.schema(orders.schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
-    with EmbeddedPostgres(server_folder / "restarting") as server:
+    with EmbeddedPostgres(server_folder / f"{topic_prefix}restarting") as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             init_outbox(connection, OutboxName.parse("outbox"))
         writer = frame.writeStream.format("outbox").options(url=server.dsn(), inlineBytes="0")
         query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
-        for _ in range(2):
-            seen = query.lastProgress.batchId if query.lastProgress else -1
-            while query.isActive and (not query.lastProgress or query.lastProgress.batchId <= seen + 3):
-                time.sleep(0.02)
-            assert query.exception() is None  # it may have done all, while this test was held up
-            server.stop()
-            time.sleep(1)
-            server.start()
-        query.awaitTermination()
+
+        def batch() -> int:
+            return query.lastProgress.batchId if query.lastProgress else -1
+
+        try:
+            for _ in range(2):
+                seen = batch()
+                wait_until(lambda seen=seen: not query.isActive or batch() > seen + 3, within=3 * PATIENCE)
+                assert query.exception() is None  # it may have done all, while this test was held up
+                server.stop()
+                time.sleep(1)
+                server.start()
+            query.awaitTermination()
+        finally:
+            query.stop()
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             counts = "SELECT count(*), count(DISTINCT kafka_value) FROM outbox"
             assert connection.execute(counts).fetchone() == (RECORDS, RECORDS)

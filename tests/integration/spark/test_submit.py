@@ -280,11 +280,12 @@ def test_on_a_cluster_the_package_comes_along_and_no_password_shows(
     connection: psycopg.Connection[Any],
     job_file: Path,
     server_folder: Path,
+    topic_prefix: str,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", LOOPBACK)
-    with Standalone(server_folder / "spark-submit") as cluster:
+    with Standalone(server_folder / f"{topic_prefix}spark") as cluster:
         host, _, port = cluster.master.rpartition(":")
         standalone = {"conn_type": "spark", "host": host, "port": int(port)}
         monkeypatch.setenv("AIRFLOW_CONN_STANDALONE", json.dumps(standalone))

@@ -21,9 +21,16 @@ TRAIL = "SELECT action, on_behalf_of, matched, reason, records FROM harvested_tr
 @pytest.fixture
 def connection(outboxes: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(outboxes, autocommit=True) as connection:
-        connection.execute("TRUNCATE harvested_parked, harvested_trail RESTART IDENTITY")
-        connection.execute("UPDATE harvested_state SET paused = false, paused_at = NULL")
+        as_it_was(connection)
         yield connection
+        as_it_was(connection)
+
+
+def as_it_was(connection: psycopg.Connection[Any]) -> None:
+    """Nothing is parked, nobody leads, and nothing was asked for."""
+    connection.execute("TRUNCATE harvested_parked, harvested_trail RESTART IDENTITY")
+    connection.execute("UPDATE harvested_state SET paused = false, paused_at = NULL")
+    connection.execute("UPDATE harvested_shard SET member = NULL, handover_asked_at = NULL")
 
 
 def shown(client: httpx.Client, path: str, *texts: str, **params: Any) -> str:

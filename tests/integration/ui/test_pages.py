@@ -56,6 +56,7 @@ def test_one_outbox_says_how_it_is_doing(visitors: dict[str, httpx.Client], outb
             "UPDATE watched_shard"
             " SET member = 'a <b>member</b>', heartbeat_at = clock_timestamp(), silence = 600, rate = 77"
         )
+        connection.execute("DELETE FROM watched")
         connection.execute("INSERT INTO watched (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 12)")
     text = page_of(visitors["viewer"], "postgres_default:watched", "HEALTHY")
     assert "a &lt;b&gt;member&lt;/b&gt;" in text

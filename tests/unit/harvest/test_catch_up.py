@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
+from support.harvesting import PATIENCE
 from unit.harvest.protocol.test_ledger import FENCE
 
 from airflow_outbox.errors import ConfigurationError, FencedError
@@ -66,7 +67,7 @@ async def _refused(new_log: Callable[[], Coroutine[Any, Any, TransactionalLog]],
     )
     running = asyncio.create_task(catch_up.run())
     refused = asyncio.create_task(table.was_refused.wait())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.wait({running, refused}, return_when=asyncio.FIRST_COMPLETED)
     assert not running.done(), "the term would end"
     running.cancel()

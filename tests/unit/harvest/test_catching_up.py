@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from support.harvesting import PATIENCE
 from unit.harvest.owed_ports import WEST, OwedLog, OwedTable, catching_up, entry
 
 from airflow_outbox.errors import HistoryError, KafkaError
@@ -111,7 +112,7 @@ async def test_a_reset_opens_its_producers_once_on_each_shard(
             is_busy=lambda: False,
         ).run()
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while (len(opened) - 1, running.done()) != (1, ends):
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)

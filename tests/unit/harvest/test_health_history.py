@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.harvesting import PATIENCE
 
 from airflow_outbox.harvest import health_history
 from airflow_outbox.harvest.health_history import HistoryKeeper
@@ -53,7 +54,7 @@ async def noted(monkeypatch: pytest.MonkeyPatch, *looks: Facts) -> list[list[Sha
         complain=pytest.fail,
     )
     running = asyncio.create_task(keeper.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while left or len(found) < len([each for each in looks if ME in [shard.member for shard in each.each]]):
             await asyncio.sleep(0.001)
     running.cancel()

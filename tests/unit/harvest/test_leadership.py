@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+from support.harvesting import PATIENCE
+
 from airflow_outbox.errors import HistoryError, KafkaError
 from airflow_outbox.harvest.absence import Absence
 from airflow_outbox.harvest.config import Limits
@@ -119,7 +121,7 @@ async def delays(*, published: int) -> list[float]:
         layout_changed=LayoutChange(),
     )
     await leadership.follow(Lead())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await enough.wait()
     await leadership.stand_by(0)
     return found
@@ -183,7 +185,7 @@ async def test_one_that_stands_in_follows_one_view_and_goes_on_when_the_group_el
     table = Table()
     standing, of_the_layout = Standing(table, QuietModes()), uuid4()
     leadership = standing.leadership
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await leadership.follow(StandIn(of_the_layout))
         await standing.took_over.wait()
         term = leadership.term
@@ -201,7 +203,7 @@ async def test_one_that_stands_in_follows_one_view_and_goes_on_when_the_group_el
 async def test_one_that_is_elected_while_it_ceases_to_stand_in_begins_again() -> None:
     table = SlowToLeave()
     standing = Standing(table, Modes(published=0))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await standing.leadership.follow(StandIn(uuid4()))
         await table.leaving.wait()
         standing.took_over.clear()
@@ -228,7 +230,7 @@ class WithdrawnModes(QuietModes):
 async def test_a_leader_leads_on_when_what_its_term_ended_for_was_withdrawn() -> None:
     modes = WithdrawnModes()
     standing = Standing(Table(), modes)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await standing.leadership.follow(Lead())
         while modes.terms_begun < 2 or standing.leadership.term is None:
             await asyncio.sleep(0)
@@ -267,7 +269,7 @@ async def test_what_fails_while_a_cluster_is_attached_is_noted_under_the_view_th
     table = HaltedTable()
     standing = Standing(table, QuietModes())
     standing.leadership._attach = attach
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await standing.leadership.follow(Lead())
         await standing.took_over.wait()
         await standing.leadership.follow(StandBy("the test is over"))

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+from support.harvesting import PATIENCE
+
 from airflow_outbox.harvest.layout_change import NO_VIEWS, LayoutChange
 from airflow_outbox.harvest.member import Member
 
@@ -48,7 +50,7 @@ async def test_a_member_that_is_stopped_between_two_layouts_ends() -> None:
 
     member = Member(cast(Any, first), assemble=cast(Any, assemble), events=cast(Any, lambda *_, **__: None))
     running = asyncio.create_task(member.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await first.closing.wait()
         await member.stop(0)
         first.may_close.set()
@@ -72,6 +74,6 @@ async def test_a_member_leads_at_once_in_the_layout_that_it_has_written_and_in_n
         return assembled
 
     member = Member(cast(Any, first), assemble=cast(Any, assemble), events=cast(Any, lambda *_, **__: None))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await member.run()
     assert [each.harvester.led_under for each in (first, *others)] == [NO_VIEWS, views, NO_VIEWS]

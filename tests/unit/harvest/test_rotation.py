@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 import pytest
+from support.harvesting import PATIENCE
 
 from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
@@ -60,7 +61,7 @@ async def test_a_renewal_proves_nothing_of_the_next_commit(monkeypatch: pytest.M
         await rotation.commit([])
     asking = asyncio.create_task(rotation.await_readable())
     fast.may_renew.set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await fast.renewed.wait()
     assert await rotation.begin()
     await rotation.publish(ROWS)

@@ -61,7 +61,7 @@ async def test_the_function_is_called_with_every_event_of_parking(
     trigger = OutboxHarvestTrigger(
         outbox="app.outbox", until="drained", emit="end", alert_callback=f"users_alerts.{function}"
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         assert (await anext(trigger.run())).payload["status"] == "ended"
     await trigger.cleanup()
     assert [(event["event"], event["outbox"]) for event in called] == [
@@ -76,7 +76,7 @@ async def test_the_function_is_called_when_the_verdict_changes(called: list[dict
     alerts = Alerts("users_alerts.tell", lambda *_: None)
     for state in ("healthy", "healthy", "lagging", "stalled", "healthy", "healthy"):
         alerts.tell({"event": "verdict", "state": state})
-    await alerts.finish(60)
+    await alerts.finish(PATIENCE)
     assert [event["state"] for event in called] == ["lagging", "stalled", "healthy"]
 
 
@@ -90,7 +90,7 @@ async def test_what_goes_wrong_is_logged_and_the_next_event_comes_all_the_same(
     alerts = Alerts(path, lambda _, text: logged.append(text))
     for _ in range(2):
         alerts.tell(PARKED)
-    await alerts.finish(60)
+    await alerts.finish(PATIENCE)
     assert len(logged) == 2
     assert problem in logged[0]
     assert len(called) == (2 if path.endswith("fail") else 0)

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from support.harvesting import PATIENCE
 
 from airflow_outbox.errors import ConfigurationError, PostgresError
 from airflow_outbox.ui import actions
@@ -44,12 +45,12 @@ async def test_a_request_returns_what_it_did_and_ends_its_connection(requests: R
 
 async def test_a_second_one_for_the_same_outbox_is_refused_while_the_first_goes_on(requests: Requests) -> None:
     end = threading.Event()
-    assert await requests.make(ONE, lambda *_: end.wait(60), patience=0) is UNDER_WAY
+    assert await requests.make(ONE, lambda *_: end.wait(PATIENCE), patience=0) is UNDER_WAY
     with pytest.raises(ConfigurationError, match="one is under way"):
         await requests.make(ONE, lambda *_: None)
     assert await requests.make(OTHER, lambda *_: "other") == "other"
     end.set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 assert await requests.make(ONE, lambda *_: "again") == "again"
@@ -61,7 +62,7 @@ async def test_a_second_one_for_the_same_outbox_is_refused_while_the_first_goes_
 async def test_there_are_four_at_most(requests: Requests) -> None:
     end = threading.Event()
     for number in range(4):
-        await requests.make(OutboxKey("c", f"o{number}"), lambda *_: end.wait(60), patience=0)
+        await requests.make(OutboxKey("c", f"o{number}"), lambda *_: end.wait(PATIENCE), patience=0)
     with pytest.raises(ConfigurationError, match="4 other requests"):
         await requests.make(ONE, lambda *_: None)
     end.set()
@@ -78,12 +79,12 @@ async def test_an_error_is_raised_or_logged_when_nobody_waits_any_more(
     fails = threading.Event()
 
     def fail_later(*_: object) -> None:
-        fails.wait(60)
+        fails.wait(PATIENCE)
         fail()
 
     with caplog.at_level(logging.ERROR):
         await requests.make(ONE, fail_later, patience=0)
         fails.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while "the disk is full" not in caplog.text:
                 await asyncio.sleep(0.01)

@@ -66,14 +66,14 @@ async def test_an_answer_counts_for_a_while_only(pool: QueryPool) -> None:
 
 async def test_a_slow_connection_delays_no_other(pool: QueryPool) -> None:
     go_on = threading.Event()
-    slow = [query("slow", number, lambda session: go_on.wait(60)) for number in range(50)]
+    slow = [query("slow", number, lambda session: go_on.wait(PATIENCE)) for number in range(50)]
     answers = await pool.ask_all(slow, patience=0.2)
     assert all("has not answered" in answer.problem for answer in answers)
     quick = query("quick", 0, lambda session: "there")
     async with asyncio.timeout(PATIENCE):
         while (await pool.ask_all([*slow, quick], patience=0.5))[-1].value != "there":
             pass
-    assert (await pool.ask(query("quick", 1, lambda session: "still there"), patience=30)).value == "still there"
+    assert (await pool.ask(query("quick", 1, lambda session: "still there"), patience=PATIENCE)).value == "still there"
     assert not go_on.is_set()
     go_on.set()
 
@@ -96,18 +96,18 @@ async def test_a_lost_connection_is_told_at_once_and_asked_behind(monkeypatch: p
     def unknown(conn_id: str) -> str:
         tries.append(conn_id)
         if len(tries) > 1:
-            go_on.wait(60)
+            go_on.wait(PATIENCE)
         raise ConfigurationError("it can't be resolved")
 
     pool = QueryPool(unknown)
     try:
         known = query("lost", 1, lambda session: None, max_age=0.0)
-        assert (await pool.ask(known, patience=30)).problem == "connection lost: it can't be resolved"
+        assert (await pool.ask(known, patience=PATIENCE)).problem == "connection lost: it can't be resolved"
         await asyncio.sleep(0.01)
         asked = 0
         async with asyncio.timeout(PATIENCE):  # nobody answers now
             while asked < 3 or len(tries) < 2:
-                assert (await pool.ask(known, patience=60)).problem == "connection lost: it can't be resolved"
+                assert (await pool.ask(known, patience=PATIENCE)).problem == "connection lost: it can't be resolved"
                 asked += 1
                 await asyncio.sleep(0.1)
         assert len(tries) == 2
@@ -119,7 +119,7 @@ async def test_a_lost_connection_is_told_at_once_and_asked_behind(monkeypatch: p
 async def test_a_refused_connection_is_told_in_airflows_words() -> None:
     pool = QueryPool(lambda conn_id: "host=127.0.0.1 port=1 user=nobody sslmode=disable")
     try:
-        problem = (await pool.ask(query("shop", 1, lambda session: None), patience=30)).problem
+        problem = (await pool.ask(query("shop", 1, lambda session: None), patience=PATIENCE)).problem
     finally:
         pool.close()
     assert problem.startswith("connection shop: can't connect to Postgres: ")

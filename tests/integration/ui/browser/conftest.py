@@ -93,6 +93,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_paused(demo: Demo) -> Iterator[None]:
+    """A test that fails leaves no pause to the next one, and no Kafka that is gone."""
+    yield
+    demo.outbox.query("UPDATE outbox_state SET paused = false, paused_at = NULL WHERE paused")
+    demo.kafka.start()
+
+
 @pytest.fixture
 def visit(browser: Browser, server: ApiServer, demo: Demo) -> Iterator[Callable[..., Visit]]:
     """Open a window for somebody with a role, with such options of its context."""

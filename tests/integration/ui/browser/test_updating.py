@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import Frame, Route, expect
 from support.browser import Visit
-from support.harvesting import BUSY, PATIENCE
 
 from .conftest import ONE, Demo, first_flights
+from .gone_kafka import LED, see_that_kafka_is_gone
 
 SMALL = {"width": 1000, "height": 400}
-LED = re.compile("HEALTHY|LAGGING")  # the latter where another test has left something parked
-SEEN_WITHIN = 5.0
-"""Seconds after which somebody who looks sees that Kafka is gone."""
 
 
 def reading(frame: Frame) -> list[object]:
@@ -66,21 +61,5 @@ def test_a_page_that_cannot_update_says_so(visit: Callable[..., Visit]) -> None:
     expect(told).to_contain_text("your session has ended")
 
 
-@pytest.mark.parametrize(
-    "within",
-    [PATIENCE, pytest.param(SEEN_WITHIN + BUSY, marks=[pytest.mark.timed, pytest.mark.long])],
-    ids=["at last", "soon"],
-)
-def test_somebody_who_looks_sees_that_kafka_is_gone(visit: Callable[..., Visit], demo: Demo, within: float) -> None:
-    frame = visit("viewer").open_framed(ONE)
-    badge = frame.locator(".verdict .badge")
-    expect(badge).to_have_text(LED)
-    before = badge.text_content() or ""
-    demo.kafka.kill()
-    try:
-        expect(badge).not_to_have_text(before, timeout=1000 * within)
-        expect(badge).to_have_text("STALLED")
-        expect(frame.locator(".verdict")).to_contain_text("Kafka")
-    finally:
-        demo.kafka.restart()
-    expect(badge).to_have_text(LED, timeout=3000 * PATIENCE)
+def test_somebody_who_looks_sees_that_kafka_is_gone(visit: Callable[..., Visit], demo: Demo) -> None:
+    see_that_kafka_is_gone(visit, demo)

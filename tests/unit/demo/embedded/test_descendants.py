@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support.harvesting import PATIENCE, wait_until
 
 from airflow_outbox.demo.embedded import descendants
 
@@ -17,14 +17,14 @@ FAMILY = """
 import os, signal, subprocess, sys, time
 if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 same_group = subprocess.Popen(sleep)
 own_session = subprocess.Popen(sleep, start_new_session=True)
-orphan = int(subprocess.run(["sh", "-c", "sleep 60 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True).stdout)
+orphan = int(subprocess.run(["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True).stdout)
 try:
     print(os.getpid(), same_group.pid, own_session.pid, orphan, flush=True)
     if sys.argv[1] != "brief":
-        time.sleep(60)
+        time.sleep(600)
 except KeyboardInterrupt:
     sys.exit(7)
 sys.exit(5)
@@ -32,7 +32,7 @@ sys.exit(5)
 
 
 def run(family: Path, kind: str) -> tuple[subprocess.Popen[str], list[int]]:
-    grace = "0.5" if kind == "stubborn" else "60"  # a busy machine may need more
+    grace = "0.5" if kind == "stubborn" else "600"  # a busy machine may need more
     command = [sys.executable, "-I", "-S", descendants.__file__, grace, sys.executable, str(family), kind]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -53,18 +53,15 @@ def test_nothing_that_came_of_the_command_is_left(family: Path, kind: str, statu
     assert len(pids) == 4
     if kind != "brief":
         process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == status
+    assert process.wait(PATIENCE) == status
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
 
 
 def test_it_ends_with_the_process_that_started_it(family: Path) -> None:
-    starter = [sys.executable, "-c", "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(60)"]
+    starter = [sys.executable, "-c", "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"]
     command = [sys.executable, "-I", "-S", descendants.__file__, "0.5", sys.executable, str(family), "obedient"]
     with subprocess.Popen([*starter, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
-    deadline = time.monotonic() + 60
-    while left := [pid for pid in pids if psutil.pid_exists(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until(lambda: not [pid for pid in pids if psutil.pid_exists(pid)])

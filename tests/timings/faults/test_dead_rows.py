@@ -16,6 +16,8 @@ from support.harvesting import PATIENCE, make_outbox
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
+pytestmark = pytest.mark.alone
+
 DELETED = {"short": 1_400_000, "long": 8_000_000}  # by hand
 PUBLISHED = {"short": 100_000, "long": 20_000_000}  # afterwards
 STATEMENT_TIMEOUT = {"short": 0.2, "long": 1.0}  # a walk through those that were deleted takes longer

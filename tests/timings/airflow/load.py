@@ -16,11 +16,9 @@ from uuid import UUID
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from faults.checker import Lane, Sighting, judge
-from support.harvesting import PARTITIONS, Outbox, wait_until
+from support.harvesting import PARTITIONS, PATIENCE, Outbox, wait_until
 
 from airflow_outbox import OutboxRecord, stash
-
-from .conftest import AIRFLOW_PATIENCE
 
 KEYS = 10
 TRANSACTION = 10
@@ -109,7 +107,7 @@ class SteadyLoad:
         """How many records are marked."""
         return self.outbox.query(f"SELECT count(leader_id) FROM {self.outbox.name}")[0][0]
 
-    def require_all_well(self, *, within: float = AIRFLOW_PATIENCE) -> None:
+    def require_all_well(self, *, within: float = PATIENCE) -> None:
         """Wait until all that is stashed so far has arrived; it must be in order, and by one leader at a time."""
         count = self.stashed
         what = f"the arrival of {count} records of {self.outbox.name}"
@@ -122,7 +120,7 @@ class SteadyLoad:
 
     def wait(self, count: int) -> None:
         """Wait until so many records have been stashed."""
-        wait_until(lambda: self.stashed >= self._unless_failed(count), within=60, doing=f"a load of {count} records")
+        wait_until(lambda: self.stashed >= self._unless_failed(count), doing=f"a load of {count} records")
 
     def _unless_failed(self, count: int) -> int:
         assert not self._failures, self._failures

@@ -17,7 +17,6 @@ TOO_LARGE = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_he
     ({topic}, 'headers', NULL, array_fill('nn'::text, ARRAY[9000000]), array_fill('vv'::text, ARRAY[9000000]))"""
 PARKED = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
 SELECT 'to-be-made-' || {topic}, 'parked', repeat('v', 900000) FROM generate_series(1, 400)"""
-SLOW = 300  # seconds: hundreds of megabytes are written, compressed and moved
 
 
 def execute(innocents: Innocents, statement: str) -> None:
@@ -33,8 +32,9 @@ def is_answered(innocents: Innocents) -> bool:
 @pytest.mark.long
 def test_headers_count(innocents: Innocents) -> None:
     with innocents.harvested():
-        innocents.around(HEADERS, within=SLOW)
+        innocents.around(HEADERS)
         innocents.stand(named=None)
+        innocents.stay_small()
         assert innocents.outbox.query("SELECT count(*) FROM outbox_parked") == [(0,)]
 
 
@@ -43,12 +43,13 @@ def test_headers_count(innocents: Innocents) -> None:
 def test_what_is_too_large_is_not_read(innocents: Innocents) -> None:
     execute(innocents, LARGE_VALUES)
     with innocents.harvested():
-        innocents.around(TOO_LARGE, within=SLOW)
+        innocents.around(TOO_LARGE)
         parked = "SELECT kafka_key, cause FROM outbox_parked ORDER BY kafka_key"
         wanted = [(name, "too_large") for name in ("a header", "a value", "headers")]
         innocents.wait_until(lambda: innocents.outbox.query(parked) == wanted, "they are not parked")
         innocents.outbox.query("DELETE FROM outbox_parked RETURNING id")  # commands show whole records
         innocents.stand(named=None)
+        innocents.stay_small()
 
 
 @pytest.mark.long(mode="atomic")
@@ -56,9 +57,10 @@ def test_what_is_too_large_is_not_read(innocents: Innocents) -> None:
 def test_parked_records_are_retried_a_few_at_a_time(innocents: Innocents) -> None:
     execute(innocents, LARGE_VALUES)
     with innocents.harvested():
-        innocents.around(PARKED, within=SLOW)
+        innocents.around(PARKED)
         for _ in range(3):
             innocents.outbox.query("UPDATE outbox_parked SET requested = 'retry' RETURNING id")
-            innocents.wait_until(lambda: is_answered(innocents), "not answered", within=SLOW)
-            innocents.around("SELECT 1", within=SLOW)
+            innocents.wait_until(lambda: is_answered(innocents), "not answered")
+            innocents.around("SELECT 1")
         innocents.stand(named=None)
+        innocents.stay_small()

@@ -15,12 +15,12 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
-from support.harvesting import Outbox, wait_until
+from integration.airflow.conftest import TRIGGERER_TIMEOUT, clean_up, gone, harvesting, processes_of
+from support.harvesting import PATIENCE, Outbox, wait_until
 
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 
-from .conftest import AIRFLOW_PATIENCE, TRIGGERER_TIMEOUT, gone, harvesting, processes_of
 from .load import SteadyLoad, effects_of_others
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]  # an Airflow with two triggerers, for minutes
@@ -84,7 +84,7 @@ class Triggerers:
             return len(leading) == len(names) and {each.pid for each in harvesting(self.airflow)} == leading
         return False
 
-    def require_all_well(self, *, within: float = AIRFLOW_PATIENCE) -> None:
+    def require_all_well(self, *, within: float = PATIENCE) -> None:
         for load in self.loads.values():
             load.require_all_well(within=within)
 
@@ -168,18 +168,18 @@ class Triggerers:
 def shared(
     airflow: AirflowStandalone, metadata: str, postgres: EmbeddedPostgres, outboxes: dict[str, Outbox]
 ) -> Iterator[Triggerers]:
-    for run in airflow.api.runs("forever"):  # what other tests have left to a triggerer that was killed
-        airflow.api.mark("forever", run["dag_run_id"], "harvest", "failed")
     with ExitStack() as stack:
         loads = {name: stack.enter_context(SteadyLoad(outboxes[name])) for name in (TASK, ASSET)}
         airflow.api.unpause(ASSET)
         airflow.api.unpause(TASK)
-        airflow.api.wait_for_task(TASK, airflow.api.trigger(TASK), "harvest", "deferred", timeout=AIRFLOW_PATIENCE)
+        airflow.api.wait_for_task(TASK, airflow.api.trigger(TASK), "harvest", "deferred", timeout=PATIENCE)
         triggerers = Triggerers(airflow, postgres.dsn(metadata), loads)
         triggerers.complete()
         triggerers.warm_up()
-        yield triggerers
-        airflow.api.pause(ASSET)
+        try:
+            yield triggerers
+        finally:
+            clean_up(airflow, postgres.dsn(metadata))
 
 
 @pytest.fixture

@@ -19,6 +19,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from faults.frames import Api, of
 from faults.late import FrameServers
 from faults.treatments import Cut, Drop, Treatment
+from support.harvesting import PATIENCE
+
+pytestmark = pytest.mark.timed
 
 BACKOFF, LEAST = 0.5, 0.8
 """Seconds, and what chance leaves of them."""
@@ -27,7 +30,6 @@ ADDING = 0.5
 SOON = 0.3
 """Below every pause that librdkafka makes before it tries again."""
 ROUNDS = 3
-PATIENCE = 20.0
 NO_ANSWER = {"socket.timeout.ms": 1000, "transaction.timeout.ms": 15_000}
 
 BREAKS: list[tuple[str, Treatment, dict[str, Any]]] = [
@@ -122,7 +124,6 @@ def test_the_second_copy_waits_for_the_backoff(
     assert min(found) >= least, found
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("api", [Api.END, Api.PRODUCE], ids=["end", "produce"])
 def test_the_largest_backoff_counts_where_it_is_less(frame_servers: FrameServers, topic: str, api: Api) -> None:
     """Whoever raises `retry.backoff.ms` alone gains nothing."""
@@ -139,7 +140,6 @@ def test_partitions_are_added_again_after_half_a_second(
     assert min(found) >= ADDING, found
 
 
-@pytest.mark.timed
 def test_they_may_be_added_again_at_once(frame_servers: FrameServers, topic: str) -> None:
     """When the transaction gets another partition just before the connection breaks. So how long a transaction took
     does not tell whether its partitions were added twice; a late copy of that does no harm.
@@ -148,7 +148,6 @@ def test_they_may_be_added_again_at_once(frame_servers: FrameServers, topic: str
     assert client.gap(Api.ADD_PARTITIONS, Cut(answered=False), meanwhile=lambda client: client.produce(1)) < SOON
 
 
-@pytest.mark.timed
 def test_a_producer_begins_again_at_once(frame_servers: FrameServers, topic: str) -> None:
     """As soon as it is connected. A late copy fences the producer, which costs a view."""
     found = gaps(frame_servers, topic, Api.INIT_PRODUCER_ID, Cut(answered=False), **{"reconnect.backoff.ms": 10})
