@@ -66,7 +66,7 @@ verdict_facts._BRIEFLY = 60_000  # on a busy machine they would be unknown
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--seeds", type=int, help="how many simulated histories to run (default: 160, and 40 more of this commit alone)"
+        "--seeds", type=int, help="how many simulated histories to run (default: 90, and 30 more of this commit alone)"
     )
     parser.addoption("--first", type=int, help="the first of these seeds (default: 0)")
     parser.addoption("--postgres", choices=RELEASES, help="an older Postgres for tests that need one database")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faults.late import FrameServers, LateScene
-from faults.regions import BOTH, CUT_OFF_LIMITS, DETACH_AFTER, Region, Regions, regions
+from faults.regions import BOTH, Region, Regions, regional
 from faults.scene import AT_LEAST_ONCE, EXACTLY_ONCE, Scene, Servers
 from faults.two_clusters import TwoClusters, two_clusters
 from support.harvesting import make_outbox
@@ -121,11 +121,7 @@ def regions_of_two(server_folder: Path, kafka_classpath: str) -> Iterator[dict[s
 
 @pytest.fixture
 def regional_scene(database: str, regions_of_two: dict[str, Region], topic_prefix: str) -> Iterator[Regions]:
-    """An outbox in both, of which the primary alone is required. A leader notices soon that a cluster is away."""
-    brokers: dict[str, EmbeddedKafka] = {name: region.kafka for name, region in regions_of_two.items()}
-    proxies = {name: region.proxy for name, region in regions_of_two.items()}
-    required = {"require": "primary", "detach_after": DETACH_AFTER}
-    with regions(database, topic_prefix + "data", brokers, proxies, limits=CUT_OFF_LIMITS, **required) as scene:
+    with regional(database, regions_of_two, topic_prefix + "data") as scene:
         yield scene
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -218,3 +218,11 @@ def regions(
             yield scene
         finally:
             scene.close()
+
+
+def regional(database: str, regions_of_two: Mapping[str, Region], topic: str) -> AbstractContextManager[Regions]:
+    """An outbox in both, of which the primary alone is required. A leader notices soon that a cluster is away."""
+    brokers: dict[str, EmbeddedKafka] = {name: region.kafka for name, region in regions_of_two.items()}
+    proxies = {name: region.proxy for name, region in regions_of_two.items()}
+    required = {"require": "primary", "detach_after": DETACH_AFTER}
+    return regions(database, topic, brokers, proxies, limits=CUT_OFF_LIMITS, **required)

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 
 import pytest
 
-_EACH_TIME, _OF_COMMIT = 160, 40  # histories
+_EACH_TIME, _OF_COMMIT = 90, 30  # histories
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from faults.processes import go_on, moment_of
@@ -16,7 +17,8 @@ from timings.faults.best import best
 pytestmark = pytest.mark.timed
 
 SESSION_TIMEOUT = 6.0
-"""The default."""
+HEARTBEAT_TIMEOUT = 2.0
+"""The defaults."""
 BACK_WITHIN = 3.0
 """Seconds. What goes by the pauses of Kafka's client takes ten."""
 either_delivery = pytest.mark.long(delivery=AT_LEAST_ONCE)
@@ -78,6 +80,33 @@ def test_when_the_broker_is_back_the_first_record_comes_within_three_seconds(
 
     away = 20 if is_long else session_timeout + 2  # none keeps its place for so long
     best(lambda: comes_back(scene, kill, away=away), within=BACK_WITHIN)
+    scene.ends_well()
+
+
+@either_delivery
+def test_a_leader_whose_produce_hangs_lets_go_within_the_heartbeat_timeout_and_a_second(scene: Scene) -> None:
+    def let_go() -> float:
+        """The seconds from when the leader hears of another member until one of them is elected."""
+        leader = scene.leader(proxied=True)
+        scene.midway()
+        scene.hits(scene.servers.to_produce.swallow(kind=scene.amid()))
+        since = len(leader.events)
+        newcomer = scene.member()
+        stood_by = scene.next_event(leader, "stood_by", since=since)
+
+        def elections() -> list[dict[str, Any]]:
+            return [event for event in leader.events[since:] + newcomer.events if event["event"] == "elected"]
+
+        scene.wait_until(lambda: elections() != [])
+        scene.servers.to_produce.heal()
+        took = min(map(moment_of, elections())) - moment_of(stood_by)
+        for member in (leader, newcomer):
+            member.popen.terminate()
+            member.ends()
+        return took
+
+    best(let_go, within=HEARTBEAT_TIMEOUT + 1)
+    scene.leader()
     scene.ends_well()
 
 
