@@ -37,18 +37,18 @@ UNREACHABLE = with_kafka(bootstrap_servers="127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
-    ("command", "change", "statuses"),
+    ("command", "change", "status"),
     [
-        pytest.param(["harvest"], ANOTHER_AUTHORITY, {1}, id="harvest, another authority"),
-        pytest.param(["harvest"], REFUSED_LOGIN, {1}, id="harvest, refused login"),
-        pytest.param(["harvest"], UNREACHABLE, {1}, id="harvest, unreachable broker"),
-        pytest.param(["harvest", "--until", "drained"], as_it_is, {0}, id="harvest"),
-        pytest.param(["init"], as_it_is, {0}, id="init"),
-        pytest.param(["init"], ANOTHER_AUTHORITY, {1}, id="init, another authority"),
-        pytest.param(["check"], as_it_is, {0, 1}, id="check"),
-        pytest.param(["check"], REFUSED_LOGIN, {1}, id="check, refused login"),
-        pytest.param(["status", "--fail-unless-leading"], as_it_is, {3}, id="status"),
-        pytest.param(["status"], UNREACHABLE, {0, 1}, id="status, unreachable broker"),
+        pytest.param(["harvest"], ANOTHER_AUTHORITY, 1, id="harvest, another authority"),
+        pytest.param(["harvest"], REFUSED_LOGIN, 1, id="harvest, refused login"),
+        pytest.param(["harvest"], UNREACHABLE, 1, id="harvest, unreachable broker"),
+        pytest.param(["harvest", "--until", "drained"], as_it_is, 0, id="harvest"),
+        pytest.param(["init"], as_it_is, 0, id="init"),
+        pytest.param(["init"], ANOTHER_AUTHORITY, 1, id="init, another authority"),
+        pytest.param(["check"], as_it_is, 0, id="check"),
+        pytest.param(["check"], REFUSED_LOGIN, 1, id="check, refused login"),
+        pytest.param(["status", "--fail-unless-leading"], as_it_is, 3, id="status"),
+        pytest.param(["status"], UNREACHABLE, 0, id="status, unreachable broker"),
     ],
 )
 def test_no_command_ends_by_a_signal(
@@ -57,7 +57,7 @@ def test_no_command_ends_by_a_signal(
     tmp_path: Path,
     command: list[str],
     change: Callable[[Settings], Settings],
-    statuses: set[int],
+    status: int,
 ) -> None:
     outbox = make_outbox()
     file = tmp_path / "outbox.yaml"
@@ -70,4 +70,4 @@ def test_no_command_ends_by_a_signal(
 
     with ThreadPoolExecutor(AT_ONCE) as starting:
         found = list(starting.map(ended, range(STARTS[request.config.getoption("--faults")])))
-    assert [each for each in found if each[0] not in statuses] == []
+    assert [each for each in found if each[0] != status] == []
