@@ -18,7 +18,7 @@ from support.harvesting import CHILD, PATIENCE, Outbox, Process, wait_until
 from airflow_outbox import OutboxRecord, Ticket, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 
-from .conftest import PASSWORD, files_with, gone, processes_of, wait_for_log
+from .conftest import PASSWORD, files_with, gone, processes_of, wait_for_log, wait_until_deferred
 
 WAIT, PUBLISHED = "wait", "published"
 
@@ -90,7 +90,7 @@ def test_a_sensor_waits_for_what_the_task_before_has_stashed(
     airflow: AirflowStandalone, outbox: Outbox, harvester: Harvester
 ) -> None:
     run_id = start(airflow, "publish")
-    airflow.api.wait_for_task("publish", run_id, PUBLISHED, "deferred", timeout=PATIENCE)
+    wait_until_deferred(airflow, "publish", run_id, PUBLISHED)
     wait_for_log(airflow, "publish", run_id, PUBLISHED, "is committed; 1 records of it still wait to be published")
     harvester.start()
     airflow.api.wait_for_task("publish", run_id, PUBLISHED, "success", timeout=PATIENCE)
@@ -110,7 +110,7 @@ def test_a_sensor_fails_when_the_transaction_was_rolled_back(
     with closing(psycopg.connect(outbox.database)) as writer:
         ticket = stash(writer, OutboxRecord(outbox.topic, "k", "v"), outbox=outbox.name)
         run_id = start(airflow, WAIT, ticket=str(ticket))
-        airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=PATIENCE)
+        wait_until_deferred(airflow, WAIT, run_id, PUBLISHED)
         writer.rollback()
     airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "failed", timeout=PATIENCE)
     wait_for_log(airflow, WAIT, run_id, PUBLISHED, "was rolled back")
@@ -146,7 +146,7 @@ def test_sensors_and_assets_go_on_after_the_triggerers_death_and_nothing_is_left
     harvester.stop()
     ticket = stashed(outbox, 30)
     run_id = start(airflow, WAIT, ticket=str(ticket))
-    airflow.api.wait_for_task(WAIT, run_id, PUBLISHED, "deferred", timeout=PATIENCE)
+    wait_until_deferred(airflow, WAIT, run_id, PUBLISHED)
     kill_triggerers(airflow)
     harvester.start()
     wait_until(lambda: outbox.left() == 0, doing="the harvest")  # while nobody listens

@@ -8,9 +8,13 @@ import time
 from typing import Any
 
 import psutil
+import psycopg
+import pytest
 from support.harvesting import PATIENCE, Outbox, wait_until
 
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
+from airflow_outbox.demo.embedded.airflow_api import AirflowApiError, AirflowMistakeError
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.values.metrics import METRICS, MetricKind
 from airflow_outbox.values.records import Ticket
 
@@ -177,6 +181,26 @@ def test_a_sensor_fails_with_what_to_do(airflow: AirflowStandalone) -> None:
     run_id = start(airflow, "misconfigured")
     airflow.api.wait_for_task("misconfigured", run_id, TASK, "failed", timeout=PATIENCE)
     wait_for_log(airflow, "misconfigured", run_id, TASK, "Run `airflow-outbox init`")
+
+
+def test_a_failure_by_airflows_own_mistake_is_told_from_others(
+    airflow: AirflowStandalone, postgres: EmbeddedPostgres, metadata: str
+) -> None:
+    run_id = start(airflow, "misconfigured")
+
+    def failure() -> type[AirflowApiError]:
+        with pytest.raises(AirflowApiError) as failed:
+            airflow.api.wait_for_task("misconfigured", run_id, TASK, "success", timeout=PATIENCE)
+        return failed.type
+
+    assert failure() is AirflowApiError
+    with psycopg.connect(postgres.dsn(metadata)) as connection:
+        connection.execute(
+            "INSERT INTO log (dttm, dag_id, task_id, run_id, event) "
+            "VALUES (now(), 'misconfigured', %s, %s, 'state mismatch')",
+            [TASK, run_id],
+        )
+    assert failure() is AirflowMistakeError
 
 
 def test_an_operator_stashes_and_returns_the_ticket(airflow: AirflowStandalone, outboxes: dict[str, Outbox]) -> None:
