@@ -7,6 +7,7 @@ Spark then reads the topics, and its counts must agree with the business tables.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, Param, task
@@ -38,7 +39,13 @@ with DAG(
         application_args=["--month={{ params.month or '' }}", "--rows={{ params.rows or '' }}"],
         retries=1,
     )
-    OutboxPublishedSensor(task_id="published", postgres_conn_id="flights_db", ticket=write_flights.output)
+    OutboxPublishedSensor(
+        task_id="published",
+        postgres_conn_id="flights_db",
+        ticket=write_flights.output,
+        retries=2,  # safe: each try looks again
+        retry_delay=timedelta(seconds=5),
+    )
 
 # The host can be any name that stands for the database wherever the asset is named.
 outbox = outbox_asset("outbox://flights-db/flights/outbox", postgres_conn_id="flights_db")

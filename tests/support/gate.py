@@ -15,19 +15,12 @@ from typing import Any
 import pytest
 from support.harvesting import PatienceExhaustedError
 
-from airflow_outbox.demo.embedded.airflow_api import AirflowMistakeError, AirflowTimeoutError
+from airflow_outbox.demo.embedded.airflow_api import AirflowTimeoutError
 from airflow_outbox.demo.embedded.jars import JarsMissingError
 from airflow_outbox.demo.embedded.process import ServerStartError
 
-SECOND_CHANCE = (
-    AirflowMistakeError,
-    AirflowTimeoutError,
-    JarsMissingError,
-    PatienceExhaustedError,
-    ServerStartError,
-)
-"""What a machine can do to a test, whatever the code is: a server does not start, a download fails, nothing comes, or
-Airflow loses a race with itself and says so in its audit log.
+SECOND_CHANCE = (AirflowTimeoutError, JarsMissingError, PatienceExhaustedError, ServerStartError)
+"""What a machine can do to a test, whatever the code is: a server does not start, a download fails, nothing comes.
 
 A test that fails by one of them is run once more, at most two in a run, and the last lines name it. No assertion is
 among them, so no judgement of what was lost, doubled, reordered or seen is ever asked for again; nor is a crash.

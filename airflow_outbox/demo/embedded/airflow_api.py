@@ -23,13 +23,6 @@ class AirflowTimeoutError(AirflowApiError):
     """Airflow has not done in time what it was asked for."""
 
 
-class AirflowMistakeError(AirflowApiError):
-    """Airflow's scheduler took the end of a task's worker, which had deferred the task, for the end of the task.
-
-    It does when the trigger fires before that worker has ended. Airflow 3.3.2 fails the task then.
-    """
-
-
 class AirflowApi:
     """Airflow at `url`, for one user. The token is fetched at the first call. Every method raises `AirflowApiError`."""
 
@@ -159,18 +152,13 @@ class AirflowApi:
         return state
 
     def wait_for_task(self, dag_id: str, run_id: str, task_id: str, state: str, *, timeout: float) -> None:
-        """Wait until a task is in `state`. Raises `AirflowApiError` with its log if it ends in another state;
-        `AirflowMistakeError` if the scheduler says that no worker of this task has made it do so.
-        """
+        """Wait until a task is in `state`. Raises `AirflowApiError` with its log if it ends in another state."""
 
         def reached() -> bool:
             found = self.task(dag_id, run_id, task_id)["state"]
             if found != state and found in ENDED_STATES:
                 log = self.task_log(dag_id, run_id, task_id)
-                mistakes = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "event": "state mismatch"}
-                is_mistaken = self._ask("GET", "/eventLogs", params=mistakes)["total_entries"] > 0
-                kind = AirflowMistakeError if is_mistaken else AirflowApiError
-                raise kind(f"task {dag_id}.{task_id} is {found}, not {state}. Its log:\n{log}")
+                raise AirflowApiError(f"task {dag_id}.{task_id} is {found}, not {state}. Its log:\n{log}")
             return bool(found == state)
 
         self.wait(reached, timeout=timeout, what=f"task {dag_id}.{task_id} to be {state}")
