@@ -6,6 +6,7 @@ are under way at a time, and over several connections where there are many group
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
@@ -27,6 +28,8 @@ _AT_A_TIME = 200
 _MOST_CONNECTIONS = 8  # to each broker
 _GROUPS_A_CONNECTION = 10
 _TIMEOUT = 10.0
+_PAUSE = 0.1
+_READS_ITS_GROUPS = (BrokerError.COORDINATOR_LOAD_IN_PROGRESS, BrokerError.COORDINATOR_NOT_AVAILABLE)
 _WITHOUT_MEMBERS = (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
 _HAS_MEMBERS = (
     BrokerError.UNKNOWN_MEMBER_ID,
@@ -68,13 +71,22 @@ class ConsumerGroups(Cluster):
         self._others: list[AdminClient] = []
 
     def members_by_group(self) -> dict[str, bool]:
-        """Return all groups that this user may see, and whether they have members now. Raises KafkaError."""
-        found = self._answers({"": self._client.list_consumer_groups(request_timeout=_TIMEOUT)})[""]
-        for error in [found] if isinstance(found, BrokerError) else found.errors:
-            if error.code() < 0:  # the client's own
-                raise self._unreached(reason_of(error))
-            raise KafkaError(f"Kafka does not list all consumer groups: {reason_of(error)}")
-        return {str(each.group_id): each.state not in _WITHOUT_MEMBERS for each in found.valid}
+        """Return all groups that this user may see, and whether they have members now. Raises KafkaError.
+
+        A broker that is reading its groups, as after its start, is asked again until it knows them.
+        """
+        deadline = time.monotonic() + _TIMEOUT
+        while True:
+            found = self._answers({"": self._client.list_consumer_groups(request_timeout=_TIMEOUT)})[""]
+            errors = [found] if isinstance(found, BrokerError) else found.errors
+            for error in errors:
+                if error.code() < 0:  # the client's own
+                    raise self._unreached(reason_of(error))
+                if error.code() not in _READS_ITS_GROUPS or time.monotonic() > deadline:
+                    raise KafkaError(f"Kafka does not list all consumer groups: {reason_of(error)}")
+            if not errors:
+                return {str(each.group_id): each.state not in _WITHOUT_MEMBERS for each in found.valid}
+            time.sleep(_PAUSE)
 
     def committed(self, groups: Collection[str]) -> dict[str, dict[TopicAndPartition, Committed] | KafkaError]:
         """Return what each group has committed, or why that is not known. Raises KafkaError.

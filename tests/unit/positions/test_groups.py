@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka import KafkaError as BrokerError
-from confluent_kafka import KafkaException
 
 from airflow_outbox.errors import KafkaError
 from airflow_outbox.positions.groups import ConsumerGroups
@@ -51,6 +51,26 @@ def test_one_coordinator_that_does_not_answer_stops_no_other_group(monkeypatch: 
     lost = groups_with(monkeypatch, {"a": done(error=BrokerError._TRANSPORT)})
     with pytest.raises(KafkaError, match="can't reach Kafka"):
         lost.committed(["a"])
+
+
+def listing(*errors: int) -> Future[Any]:
+    member = SimpleNamespace(group_id="a", state=ConsumerGroupState.STABLE)
+    return done(SimpleNamespace(valid=[member], errors=[BrokerError(error) for error in errors]))
+
+
+def test_a_broker_that_reads_its_groups_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = ConsumerGroups({"bootstrap.servers": "127.0.0.1:1"})
+    answers = [
+        listing(BrokerError.COORDINATOR_LOAD_IN_PROGRESS),
+        done(error=BrokerError.COORDINATOR_NOT_AVAILABLE),
+        listing(),
+        listing(BrokerError.COORDINATOR_LOAD_IN_PROGRESS, BrokerError.CLUSTER_AUTHORIZATION_FAILED),
+    ]
+    client = SimpleNamespace(list_consumer_groups=lambda **_: answers.pop(0), poll=lambda _: 0)
+    monkeypatch.setattr(groups, "_client", client)
+    assert groups.members_by_group() == {"a": True}
+    with pytest.raises(KafkaError, match=r"does not list all consumer groups: .*Cluster authorization failed"):
+        groups.members_by_group()
 
 
 def test_missing_rights_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
