@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from contextlib import closing
 from typing import Any
 
 import psutil
-import psycopg
 from support.harvesting import PATIENCE, Outbox, wait_until
 
-from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.values.metrics import METRICS, MetricKind
 from airflow_outbox.values.records import Ticket
@@ -70,12 +67,15 @@ def wait_for_the_end(airflow: AirflowStandalone) -> None:
 def test_a_sensor_ends_when_the_outbox_is_drained(airflow: AirflowStandalone, outboxes: dict[str, Outbox]) -> None:
     outbox = outboxes["drained"]
     before = len(outbox.committed())
-    with closing(psycopg.connect(outbox.database)) as writer:
-        stash(writer, OutboxRecord(outbox.topic, "k", "rolled back"), outbox=outbox.name)
-        outbox.stash(3000)  # which are published only when the writer before them has ended
-        waiting = outbox.left()
+    outbox.stash(3000)
+    waiting = outbox.left()
+    outbox.query("UPDATE drained_state SET paused = true, paused_at = now()")
+    try:
         run_id = start(airflow, "drain")
         wait_until_deferred(airflow, "drain", run_id, TASK)
+        assert outbox.left() == waiting
+    finally:
+        outbox.query("UPDATE drained_state SET paused = false, paused_at = NULL")
     airflow.api.wait_for_task("drain", run_id, TASK, "success", timeout=PATIENCE)
     assert airflow.api.xcom("drain", run_id, TASK) == {"reason": "drained", "published": waiting}
     assert (outbox.left(), len(outbox.committed())) == (0, before + waiting)
