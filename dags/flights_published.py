@@ -1,8 +1,9 @@
 """The Dags `flights_published` and `flights_check`: know when a Spark job's events are in Kafka, and go on from there.
 
 `flights_published` writes flights like the Dag `flights`, and then waits until all events of that transaction are
-published. `flights_check` is scheduled on the outbox as an asset, so it runs whenever transactions were published.
-Spark then reads the topics, and its counts must agree with the business tables.
+published. `flights_check` is scheduled on the outbox as an asset, so it runs whenever transactions were published, also
+after the last one of a burst. Spark then reads the topics, and its counts must agree with the business tables. So the
+newest run has compared everything.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
+from uuid import UUID
 
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -16,12 +16,8 @@ from airflow_outbox.hooks.outbox import OutboxHook
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.tickets.listener import listener
 from airflow_outbox.tickets.waiters import Account
-from airflow_outbox.triggers.asset_events import Position, publication
+from airflow_outbox.triggers.asset_events import Position, position_key, publication
 
-KEY = "airflow_outbox.published"
-"""The key of the asset's state store under which the last news is kept."""
-PERSISTED_AFTER = 10.0
-"""Seconds after which an event that the triggerer got is surely in Airflow's database."""
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 
@@ -30,13 +26,15 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
     """Tell an asset what is published: for an `AssetWatcher`; `airflow_outbox.assets` makes assets with one.
 
     An event comes at most once a second, when there is something new: `{"outbox": …, "outbox_id": …, "incarnation": …,
-    "watermark": [snapshot of each shard], "batches": [first, last], "topics": {topic: records}, "published": records}`.
-    All the records that it counts are committed in Kafka. Source transactions are whole in it: those that the watermark
-    sees are published as a whole. The trigger does not harvest; any harvesting process moves the watermark.
+    "watermark": [snapshot of each shard], "batches": [first, last], "topics": {topic: records}, "published": records,
+    "totals": {topic: records}}`. `totals` count all that was published to these topics in this incarnation. All the
+    records that it counts are committed in Kafka. Source transactions are whole in it: those that the watermark sees
+    are published as a whole. The trigger does not harvest; any harvesting process moves the watermark.
 
-    No record is left out. The asset's state store keeps how far the asset was told, so the first event after a pause,
-    or after a triggerer's death, covers what was published meanwhile. News of the last ten seconds before a death may
-    be repeated. The very first event counts everything published in this incarnation.
+    No record is left out, and none is counted twice. The asset's state store keeps how far the asset was told; it moves
+    in the transaction that stores the event (`airflow_outbox.asset_listener`). So the first event after a pause, or
+    after a triggerer's death, covers what was published meanwhile. The very first event counts everything published in
+    this incarnation, and before Airflow 3.3, which has no such store, so does the first one of each triggerer.
 
     There are no events for an outbox that is harvested at least once, which has no watermark; the log says so. Nor are
     there any while harvesting is halted, or the database has another history than the harvested one.
@@ -62,7 +60,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         self._delivery: str | None = None
         self._doubt: str | None = None
         self._told: Position | None = None
-        self._unstored: deque[tuple[float, Position]] = deque()
+        self._told_of: UUID | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -130,17 +128,12 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
         self._doubt = doubt
 
     async def _news(self, account: Account) -> dict[str, Any] | None:
-        now, store = Position.of(account, self.topics), self.asset_state_store
-        if self._told is None:
-            self._told = Position.read(await store.aget(KEY)) if store is not None else None
-        if self._told is None:
-            self._told = Position(now.incarnation, 0)
+        now, outbox_id = Position.of(account, self.topics), account.watermarks.outbox_id
+        if self._told is None or self._told_of != outbox_id:
+            store = getattr(self, "asset_state_store", None)  # from Airflow 3.3 on
+            stored = await store.aget(position_key(outbox_id)) if store is not None else None
+            self._told, self._told_of = Position.read(stored) or Position(now.incarnation, 0), outbox_id
         payload = publication(self.outbox, account, now, self._told)
-        while self._unstored and self._unstored[0][0] <= time.monotonic():
-            _, position = self._unstored.popleft()
-            if store is not None and not (self._unstored and self._unstored[0][0] <= time.monotonic()):
-                await store.aset(KEY, position.as_json())
         if payload is not None:
             self._told = now
-            self._unstored.append((time.monotonic() + PERSISTED_AFTER, now))
         return payload

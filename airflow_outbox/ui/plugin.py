@@ -1,4 +1,5 @@
-"""The plugin: mounts the page in Airflow's API server, and puts it into the navigation and the tabs.
+"""The plugin: mounts the page in Airflow's API server, puts it into the navigation and the tabs, and listens to
+asset events and runs.
 
 Every process of Airflow loads it, so the page itself is imported at its first request.
 """
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
+from airflow_outbox import asset_listener
 from airflow_outbox.version_compat import resolves_connections_in_the_api_server
 
 if TYPE_CHECKING:
@@ -70,11 +72,12 @@ def _base() -> str:
 
 
 class OutboxPlugin(AirflowPlugin):
-    """Airflow's plugin. It adds nothing where the API server can't resolve connections (before 3.1.1)."""
+    """Airflow's plugin. It adds no page where the API server can't resolve connections (before 3.1.1)."""
 
     name = "outbox"
 
 
+OutboxPlugin.listeners = [asset_listener]
 if resolves_connections_in_the_api_server():
     OutboxPlugin.fastapi_apps = [{"app": LazyPage(), "url_prefix": PREFIX, "name": "Outbox"}]
     OutboxPlugin.external_views = views(_base(), conf.get("outbox", "tabs", fallback=", ".join(_TABS)))

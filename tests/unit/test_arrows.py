@@ -15,7 +15,10 @@ import airflow_outbox
 
 PACKAGE = Path(airflow_outbox.__file__).parent
 AIRFLOW_CLI = {"airflow_cli"}
-AIRFLOW_ROOMS = {"assets", "hooks", "links", "triggers", "sensors", "operators", "provider_info", "version_compat"}
+AIRFLOW_ROOMS = {
+    *("asset_listener", "assets", "hooks", "links", "triggers", "sensors", "operators"),
+    *("provider_info", "version_compat"),
+}
 PAGE = {"ui"}
 SPARK_ROOMS = {"spark"}
 SPARK_JOB = PACKAGE / "audit" / "spark_job.py"

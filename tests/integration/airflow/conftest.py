@@ -14,7 +14,8 @@ import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from support.harvesting import PATIENCE, Outbox, PatienceExhaustedError, make_outbox, wait_until
+from support.harvesting import CHILD as HARVESTER
+from support.harvesting import PATIENCE, Outbox, PatienceExhaustedError, Process, make_outbox, wait_until
 
 from airflow_outbox.demo.embedded.airflow import AirflowStandalone
 from airflow_outbox.demo.embedded.airflow_api import ENDED_STATES, AirflowApiError
@@ -155,6 +156,39 @@ def airflow(
             process.kill()
 
 
+class Harvester:
+    """Harvests the outbox while it runs."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._config = {
+            "data_source": outbox.database,
+            "outbox_table": outbox.name,
+            "kafka": {"bootstrap.servers": outbox.bootstrap},
+        }
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        self._process = Process(HARVESTER, first_line={"config": self._config, "until": "forever"})
+        self._process.wait_for("view")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.popen.terminate()
+            try:
+                process.ends()
+            finally:
+                process.end()
+
+
+@pytest.fixture
+def harvester(outboxes: dict[str, Outbox]) -> Iterator[Harvester]:
+    """A harvester of the outbox `published`, which Airflow does not start. The test starts it."""
+    harvester = Harvester(outboxes["published"])
+    yield harvester
+    harvester.stop()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test of the real Airflow finds a triggerer, whatever a test before did to it, and leaves nothing at work."""
@@ -203,6 +237,27 @@ def processes_of(airflow: AirflowStandalone, word: str) -> list[psutil.Process]:
             if word in process.cmdline() and process.environ().get(MARKER) == str(airflow.folder):
                 found.append(process)
     return [process for process in found if not gone(process)]
+
+
+def kill_triggerers(airflow: AirflowStandalone) -> None:
+    processes = processes_of(airflow, "triggerer")
+    for process in processes:
+        process.kill()
+    wait_until(lambda: all(gone(process) for process in processes), doing="the end of the triggerer")
+
+
+@contextlib.contextmanager
+def stopped_scheduler(airflow: AirflowStandalone) -> Iterator[None]:
+    """Airflow's scheduler does nothing meanwhile."""
+    processes = processes_of(airflow, "scheduler")
+    assert processes
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def files_with(airflow: AirflowStandalone, text: str) -> list[Path]:

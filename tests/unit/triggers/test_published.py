@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -17,10 +16,9 @@ from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.sensors.published import NotPublishedError, OutboxPublishedSensor
 from airflow_outbox.tickets.waiters import Account
 from airflow_outbox.tickets.watermarks import Watermarks
-from airflow_outbox.triggers import watermark
-from airflow_outbox.triggers.asset_events import Position, publication
+from airflow_outbox.triggers.asset_events import Position, position_key, publication
 from airflow_outbox.triggers.published import OutboxPublishedTrigger
-from airflow_outbox.triggers.watermark import KEY, OutboxWatermarkTrigger
+from airflow_outbox.triggers.watermark import OutboxWatermarkTrigger
 from airflow_outbox.values.records import Snapshot
 
 OUTBOX_ID = UUID(int=7)
@@ -88,6 +86,7 @@ def test_an_event_is_of_what_was_published_since_the_last_one() -> None:
         "batches": [4, 7],
         "topics": {"a": 4, "c": 2},
         "published": 6,
+        "totals": {"a": 9, "c": 2},
     }
 
 
@@ -125,9 +124,7 @@ class Store(dict[str, Any]):
         self[key] = value
 
 
-async def test_a_position_is_stored_when_its_event_is_surely_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(watermark, "time", SimpleNamespace(monotonic=lambda: clock.now))
+async def test_a_trigger_goes_on_where_its_asset_was_told() -> None:
     store = Store()
 
     def trigger() -> OutboxWatermarkTrigger:
@@ -138,20 +135,44 @@ async def test_a_position_is_stored_when_its_event_is_surely_persisted(monkeypat
     first = trigger()
     told = await first._news(account(1, a=5))
     assert told is not None
-    assert (told["topics"], told["batches"], store) == ({"a": 5}, [1, 1], {})
-    clock.now = 11
+    assert (told["topics"], told["totals"], told["batches"]) == ({"a": 5}, {"a": 5}, [1, 1])
+    assert await first._news(account(1, a=5)) is None
     told = await first._news(account(2, a=6))
     assert told is not None
-    assert (told["topics"], told["batches"]) == ({"a": 1}, [2, 2])
-    assert store == {KEY: {"incarnation": 1, "batch": 1, "topics": {"a": 5}}}
+    assert (told["topics"], told["totals"], told["batches"]) == ({"a": 1}, {"a": 6}, [2, 2])
 
-    again = await trigger()._news(account(3, a=8))  # of a triggerer that has died meanwhile, and of what came since
+    # Only its first event has been stored.
+    await store.aset(position_key(OUTBOX_ID), Position.of(account(1, a=5), None).as_json())
+    again = await trigger()._news(account(3, a=8))
     assert again is not None
     assert (again["topics"], again["batches"]) == ({"a": 3}, [2, 3])
 
-    clock.now = 22
-    assert await first._news(account(2, a=6)) is None
-    assert store[KEY] == {"incarnation": 1, "batch": 2, "topics": {"a": 6}}
+
+def test_a_position_after_an_event() -> None:
+    before, then = account(3, a=5, b=1), account(7, a=9, b=1, c=2)
+    payload = publication("o", then, Position.of(then, None), Position.of(before, None))
+    assert payload is not None
+    after = Position.of(before, None).after(payload)
+    assert after == Position.of(then, None)
+    assert after.after(payload) == after, "the event of another triggerer"
+
+
+def test_a_position_waits_before_a_gap() -> None:
+    """The event of `then` went nowhere."""
+    before, then, later = account(3, a=5), account(7, a=9), account(9, a=10)
+    payload = publication("o", later, Position.of(later, None), Position.of(then, None))
+    assert payload is not None
+    assert Position.of(before, None).after(payload) == Position.of(before, None)
+
+
+def test_a_position_follows_into_a_new_incarnation_and_not_back() -> None:
+    old, new = Position.of(account(11, a=500), None), account(12, incarnation=2, a=3)
+    payload = publication("o", new, Position.of(new, None), old)
+    assert payload is not None
+    assert old.after(payload) == Position.of(new, None)
+    late = publication("o", account(12, a=501), Position.of(account(12, a=501), None), old)
+    assert late is not None
+    assert Position.of(new, None).after(late) == Position.of(new, None)
 
 
 def test_uris_have_one_form() -> None:
