@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -16,9 +16,9 @@ from click.core import ParameterSource
 from airflow_outbox.cli.options import clear, clear_errors, configuration_of_many
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.leaving import leave
 from airflow_outbox.harvest.many.process import harvest_many
+from airflow_outbox.harvest.output import NdjsonEvents, Output
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.several_processes import harvest_in_processes
 
@@ -47,7 +47,7 @@ def harvest_command(
         asyncio.run(_harvest(config, until, metrics_at))
     except OutboxError as error:
         refusal = clear(error)
-        refusal.show()
+        Output(sys.stderr).write(f"Error: {refusal.format_message()}\n")
         status = refusal.exit_code
     leave(status)
 
@@ -57,7 +57,8 @@ async def _harvest(config: HarvestConfig, until: str, metrics_at: tuple[str, int
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if config.processes > 1:
-        await harvest_in_processes(config, until=until, report=_report, stop=stop, metrics_at=metrics_at)
+        report = partial(_report, Output(sys.stdout), Output(sys.stderr))
+        await harvest_in_processes(config, until=until, report=report, stop=stop, metrics_at=metrics_at)
         return
     run = harvest_many if config.outboxes else harvest
     await run(
@@ -70,10 +71,9 @@ async def _harvest(config: HarvestConfig, until: str, metrics_at: tuple[str, int
     )
 
 
-def _report(number: int, event: Mapping[str, Any]) -> None:
+def _report(events: Output, log: Output, number: int, event: Mapping[str, Any]) -> None:
     """Show an event of one of several processes; what it logs goes to stderr."""
     if event["event"] == "output":
-        click.echo(f"process {number}: {event['line']}", err=True)
+        log.write(f"process {number}: {event['line']}\n")
     else:
-        with contextlib.suppress(BrokenPipeError):  # a reader that has gone away does not stop the harvest
-            click.echo(json.dumps({**event, "process": number}))
+        events.write(json.dumps({**event, "process": number}) + "\n")

@@ -20,8 +20,8 @@ from airflow_outbox.cli.options import clear_errors, configuration
 from airflow_outbox.cli.progress import waiting
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.events import NdjsonEvents
 from airflow_outbox.harvest.kafka.errors import NowAndThen
+from airflow_outbox.harvest.output import NdjsonEvents
 from airflow_outbox.harvest.positions_process import replicate_positions
 from airflow_outbox.harvest.positions_telling import PositionsTeller
 from airflow_outbox.positions.operating import (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -19,9 +20,9 @@ from typing import NoReturn
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.events import PipedEvents
 from airflow_outbox.harvest.kafka.oauth import RelayedTokens
 from airflow_outbox.harvest.leaving import leave
+from airflow_outbox.harvest.output import NdjsonEvents, drain
 from airflow_outbox.harvest.process import Until, harvest
 
 # A supervisor gives the child a second: half of it to finish the records in flight, then time to leave the group, then
@@ -33,7 +34,8 @@ _PATIENCE = 5.0  # with a supervisor that does not read the last events
 
 def main() -> NoReturn:
     """Run until stdin ends or SIGTERM arrives."""
-    events = PipedEvents(sys.stdout.fileno())
+    os.set_blocking(sys.stdout.fileno(), False)  # for all that is written to this pipe, also by libraries
+    events = NdjsonEvents(sys.stdout)
     try:
         status = asyncio.run(_run(events))
     except OutboxError as error:
@@ -44,11 +46,11 @@ def main() -> NoReturn:
             traceback.print_exc()
         events("error", error=f"a bug in airflow-outbox: {error!r}. The traceback is on stderr", retry_in=None)
         status = 1
-    events.close(_PATIENCE)
+    drain(_PATIENCE)
     leave(status)
 
 
-async def _run(events: PipedEvents) -> int:
+async def _run(events: NdjsonEvents) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
@@ -60,7 +62,7 @@ async def _run(events: PipedEvents) -> int:
     def end() -> None:
         if not stop.is_set():
             stop.set()
-            threading.Timer(_HARD_END, leave, (0,)).start()
+            threading.Timer(_HARD_END, os._exit, (0,)).start()
 
     def read_tokens_until_the_pipe_closes() -> None:
         for token in sys.stdin.buffer:

@@ -26,6 +26,7 @@ from airflow_outbox.harvest.kafka.oauth import TokenSource
 from airflow_outbox.harvest.kafka.reachability import reachability_probes
 from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.member import Member
+from airflow_outbox.harvest.output import Output
 from airflow_outbox.harvest.ports import Events, Table
 from airflow_outbox.harvest.positions_process import replicate_positions
 from airflow_outbox.harvest.positions_telling import PositionsTeller
@@ -80,7 +81,12 @@ def log_to_stderr(level: LogLevel) -> None:
     if level == "off":
         logging.disable()
     else:
-        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(
+            level=level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=Output(sys.stderr),
+            force=True,  # no handler, such as Airflow's, waits for a reader
+        )
         looks_closely = level in ("info", "debug")
         for handler in logging.root.handlers:
             handler.addFilter(RepeatedWarnings(tells_retries=looks_closely))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import threading
@@ -19,8 +20,8 @@ from typing import NoReturn
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.events import PipedEvents
 from airflow_outbox.harvest.leaving import leave
+from airflow_outbox.harvest.output import NdjsonEvents
 from airflow_outbox.harvest.process import log_to_stderr
 from airflow_outbox.positions.process import replicate, watch
 
@@ -29,18 +30,18 @@ _HARD_END = 0.8
 
 def main() -> NoReturn:
     """Run until stdin ends or SIGTERM arrives."""
-    events = PipedEvents(sys.stdout.fileno())
+    os.set_blocking(sys.stdout.fileno(), False)  # for all that is written to this pipe, also by libraries
+    events = NdjsonEvents(sys.stdout)
     status = 0
     try:
         asyncio.run(_run(events))
     except OutboxError as error:
         events("error", error=f"positions: {error}", retry_in=None)
         status = 1
-    events.close(1.0)
     leave(status)
 
 
-async def _run(events: PipedEvents) -> None:
+async def _run(events: NdjsonEvents) -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         return
@@ -56,7 +57,7 @@ async def _run(events: PipedEvents) -> None:
 
     def end() -> None:
         stop.set()
-        threading.Timer(_HARD_END, leave, (0,)).start()
+        threading.Timer(_HARD_END, os._exit, (0,)).start()
 
     def wait_until_the_pipe_closes() -> None:
         while sys.stdin.buffer.readline():

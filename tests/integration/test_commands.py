@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from support.harvesting import make_topic, partitions_of, wait_until
+from support.harvesting import COMMAND, make_topic, partitions_of, wait_until
 
 from airflow_outbox.cli import main
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -71,6 +73,28 @@ def test_init_with_other_types(run: Run, connection: psycopg.Connection[Any]) ->
     ).fetchall()
     assert types == [("text",), ("bytea",)]
     assert "'json' is not a type" in run("init", "--key-type", "json", status=1).output
+
+
+@pytest.mark.parametrize("words", [["check"], ["parked", "list"], ["status"], ["trail", "--output", "json"]])
+def test_output_that_can_not_be_written_is_one_line(run: Run, file: Path, words: list[str]) -> None:
+    run("init")
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, *words, "-f", str(file)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "Error: the output can't be written: No space left on device\n")
+
+
+def test_letters_that_the_encoding_lacks_come_as_escapes(run: Run, file: Path) -> None:
+    run("init")
+    run("pause", "--on-behalf-of", "Zoë, 東京")
+    done = subprocess.run(
+        [*COMMAND, "trail", "-f", str(file)],
+        stdout=subprocess.PIPE,
+        encoding="latin-1",
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        check=True,
+    )
+    assert "Zoë, \\u6771\\u4eac" in done.stdout
 
 
 def test_check_before_init_says_what_to_run(run: Run) -> None:

@@ -4,12 +4,14 @@ servers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
-from support.harvesting import CALM, CHILD, PATIENCE, REGULAR_EVENTS, Outbox, Process, wait_until
+from support.harvesting import CALM, CHILD, COMMAND, PATIENCE, REGULAR_EVENTS, Outbox, Process, wait_until
 from support.older_postgres import OLDEST
 
 from airflow_outbox.cli import main
@@ -94,6 +96,61 @@ def test_sigterm_ends_the_command_and_hands_over(outbox: Outbox, start: Start) -
     wait_until(lambda: any(event["event"] == "view" for event in other.events[seen:]))
     wait_until(lambda: outbox.left() == 0)
     assert outbox.by_key() == in_order(5000)
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe that takes nothing more until somebody reads it: its two ends."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, b"-" * select.PIPE_BUF):
+            pass
+    os.set_blocking(writing, True)
+    try:
+        yield reading, writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@contextlib.contextmanager
+def harvest_that_ends(
+    outbox: Outbox, file: Path, *, stdout: int, stderr: int, **settings: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command harvests, with output to there; once the block is done, it ends when it is asked to."""
+    file.write_text(yaml.safe_dump({**outbox.settings, "log_level": "debug", **settings}))
+    process = subprocess.Popen([*COMMAND, "harvest", "-f", str(file)], stdout=stdout, stderr=stderr)
+    try:
+        outbox.stash(100)
+        wait_until(lambda: outbox.left() == 0)
+        yield process
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_output_that_nobody_reads_holds_nothing_up(outbox: Outbox, tmp_path: Path, processes: int) -> None:
+    with (
+        full_pipe() as (events, stdout),
+        full_pipe() as (_, stderr),
+        harvest_that_ends(outbox, tmp_path / "f", stdout=stdout, stderr=stderr, processes=processes),
+        open(os.dup(events)) as reader,
+    ):
+        first = json.loads(reader.readline().lstrip("-"))
+        assert first["event"] in ("started", "elected")
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_disk_that_is_full_of_output_holds_nothing_up(outbox: Outbox, tmp_path: Path, processes: int) -> None:
+    with (
+        open("/dev/full", "w") as full,
+        harvest_that_ends(outbox, tmp_path / "f", stdout=full.fileno(), stderr=full.fileno(), processes=processes),
+    ):
+        pass
 
 
 def test_a_stopped_leaders_lock_on_the_fence_is_ended(outbox: Outbox, start: Start) -> None:

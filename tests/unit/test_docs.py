@@ -257,7 +257,7 @@ def emitted() -> dict[str, set[str]]:
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
-            if called.strip("_") == "events" and isinstance(node.args[0], ast.Constant):
+            if called.strip("_") in ("events", "event_line") and isinstance(node.args[0], ast.Constant):
                 fields = {keyword.arg for keyword in node.keywords if keyword.arg}
                 found.setdefault(str(node.args[0].value), set()).update(fields)
     return found

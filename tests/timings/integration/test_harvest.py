@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
+from integration.test_harvest import full_pipe, harvest_that_ends
 from support.harvesting import CHILD, Outbox, Process
 
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
@@ -38,6 +40,20 @@ def test_the_child_is_gone_within_a_second_of_its_pipe_closing(outbox: Outbox, s
         return process.ends()
 
     assert is_gone_soon(closed)
+
+
+def test_the_command_is_gone_within_a_second_though_nobody_reads_its_output(outbox: Outbox, tmp_path: Path) -> None:
+    def terminated() -> float:
+        with (
+            full_pipe() as (_, output),
+            harvest_that_ends(outbox, tmp_path / "f", stdout=output, stderr=output) as process,
+        ):
+            begun = time.monotonic()
+            process.terminate()
+            process.wait()
+            return time.monotonic() - begun
+
+    assert is_gone_soon(terminated)
 
 
 def test_the_child_is_gone_within_a_second_even_when_kafka_is_silent(
