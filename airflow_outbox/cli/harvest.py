@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -20,7 +20,9 @@ from airflow_outbox.harvest.leaving import leave
 from airflow_outbox.harvest.many.process import harvest_many
 from airflow_outbox.harvest.output import NdjsonEvents, Output
 from airflow_outbox.harvest.process import Until, harvest
+from airflow_outbox.harvest.renewal import READ_INTERVAL, fingerprint
 from airflow_outbox.harvest.several_processes import harvest_in_processes
+from airflow_outbox.operate.config_option import READ_AGAIN
 
 
 @click.command("harvest")
@@ -44,7 +46,7 @@ def harvest_command(
         metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
     status = 0
     try:
-        asyncio.run(_harvest(config, until, metrics_at))
+        asyncio.run(_Command(config, context.meta[READ_AGAIN], until=until, metrics_at=metrics_at).run())
     except OutboxError as error:
         refusal = clear(error)
         Output(sys.stderr).write(f"Error: {refusal.format_message()}\n")
@@ -52,28 +54,114 @@ def harvest_command(
     leave(status)
 
 
-async def _harvest(config: HarvestConfig, until: str, metrics_at: tuple[str, int] | None) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    if config.processes > 1:
-        report = partial(_report, Output(sys.stdout), Output(sys.stderr))
-        await harvest_in_processes(config, until=until, report=report, stop=stop, metrics_at=metrics_at)
-        return
-    run = harvest_many if config.outboxes else harvest
-    await run(
-        config,
-        until=Until.parse(until),
-        events=NdjsonEvents(sys.stdout),
-        stop=stop,
-        grace=config.limits.heartbeat_timeout,
-        metrics_at=metrics_at,
-    )
+class _Command:
+    """Harvests until it is asked to end, or has reached `until`: each time by the configuration as it is then.
 
+    It begins again when the configuration has changed, which it looks for while a server can't be reached.
+    """
 
-def _report(events: Output, log: Output, number: int, event: Mapping[str, Any]) -> None:
-    """Show an event of one of several processes; what it logs goes to stderr."""
-    if event["event"] == "output":
-        log.write(f"process {number}: {event['line']}\n")
-    else:
-        events.write(json.dumps({**event, "process": number}) + "\n")
+    def __init__(
+        self,
+        config: HarvestConfig,
+        read_again: Callable[[], HarvestConfig],
+        *,
+        until: str,
+        metrics_at: tuple[str, int] | None,
+    ) -> None:
+        self._config = config
+        self._read_again = read_again
+        self._until = until
+        self._metrics_at = metrics_at
+        self._used = fingerprint(config.model_dump())
+        self._events = NdjsonEvents(sys.stdout)
+        self._output, self._log = Output(sys.stdout), Output(sys.stderr)  # of several processes
+        self._is_asked_to_end = False
+        self._stop = asyncio.Event()
+        self._unreached = asyncio.Event()
+        self._has_started = False
+
+    async def run(self) -> None:
+        """Raises what the harvest raises; but after a change, what keeps it from starting is tried again."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._end)
+        is_first = True
+        while True:
+            self._has_started = False
+            watching = asyncio.create_task(self._stop_when_changed())
+            try:
+                await self._harvest()
+                problem = None
+            except OutboxError as error:
+                if is_first or self._has_started:
+                    raise
+                problem = str(error)
+            finally:
+                watching.cancel()
+            if problem is not None:
+                self._events("error", error=problem, retry_in=READ_INTERVAL)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(READ_INTERVAL):
+                        await self._stop.wait()
+                await asyncio.to_thread(self._reads_another)
+            if self._is_asked_to_end or (problem is None and not self._stop.is_set()):
+                return
+            is_first = False
+            self._stop.clear()
+
+    async def _harvest(self) -> None:
+        config = self._config
+        if config.processes > 1:
+            await harvest_in_processes(
+                config, until=self._until, report=self._report, stop=self._stop, metrics_at=self._metrics_at
+            )
+            return
+        run = harvest_many if config.outboxes else harvest
+        await run(
+            config,
+            until=Until.parse(self._until),
+            events=self._tell,
+            stop=self._stop,
+            grace=config.limits.heartbeat_timeout,
+            metrics_at=self._metrics_at,
+        )
+
+    async def _stop_when_changed(self) -> None:
+        while True:
+            await self._unreached.wait()
+            self._unreached.clear()
+            if await asyncio.to_thread(self._reads_another):
+                self._stop.set()
+
+    def _reads_another(self) -> bool:
+        """Read the configuration again. Return whether it is another one now."""
+        try:
+            config = self._read_again()
+        except click.ClickException as error:
+            self._events("error", error=f"{error.format_message()}. The harvest goes on as it was", retry_in=None)
+            return False
+        now = fingerprint(config.model_dump())
+        is_another = now != self._used
+        self._config, self._used = config, now
+        return is_another
+
+    def _end(self) -> None:
+        self._is_asked_to_end = True
+        self._stop.set()
+
+    def _hear(self, event: str) -> None:
+        if event == "started":
+            self._has_started = True
+        elif event == "unreached":
+            self._unreached.set()
+
+    def _tell(self, event: str, /, **fields: object) -> None:
+        self._hear(event)
+        self._events(event, **fields)
+
+    def _report(self, number: int, event: Mapping[str, Any]) -> None:
+        """Show an event of one of several processes; what it logs goes to stderr."""
+        self._hear(event["event"])
+        if event["event"] == "output":
+            self._log.write(f"process {number}: {event['line']}\n")
+        else:
+            self._output.write(json.dumps({**event, "process": number}) + "\n")

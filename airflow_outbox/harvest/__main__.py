@@ -18,7 +18,7 @@ import threading
 import traceback
 from typing import NoReturn
 
-from airflow_outbox.errors import ConfigurationError, OutboxError
+from airflow_outbox.errors import ConfigurationError, KafkaError, OutboxError, PostgresUnreachableError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.oauth import RelayedTokens
 from airflow_outbox.harvest.leaving import leave
@@ -40,6 +40,8 @@ def main() -> NoReturn:
         status = asyncio.run(_run(events))
     except OutboxError as error:
         events("error", error=str(error), retry_in=None)
+        if isinstance(error, KafkaError | PostgresUnreachableError):
+            events("unreached", error=str(error))
         status = 1
     except Exception as error:
         with contextlib.suppress(OSError):  # nobody reads it

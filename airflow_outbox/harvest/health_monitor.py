@@ -52,13 +52,17 @@ class HealthMonitor:
         measures: Measures,
         events: Events,
         on_layout: Callable[[int], object] = lambda _: None,
+        on_unreached: Callable[[str], object] = lambda _: None,
         parts: Mapping[str, str] = NO_PARTS,
     ) -> None:
-        """`on_layout` is told the number of the layout with every look. Until then, the clusters have these `parts`."""
+        """`on_layout` is told the number of the layout with every look, and `on_unreached` why a look has failed. Until
+        the first look, the clusters have these `parts`.
+        """
         self._thresholds = thresholds
         self._measures = measures
         self._events = events
         self._on_layout = on_layout
+        self._on_unreached = on_unreached
         self._parts = dict(parts)
         self._connection = ReopenedConnection(opened, "observe")
         self._one_at_a_time = asyncio.Lock()
@@ -99,6 +103,7 @@ class HealthMonitor:
             async with within(LONGEST_LOOK):
                 facts = await self._connection.call(_facts)
         except OutboxError as error:
+            self._on_unreached(str(error))
             return HealthReport(self._measures.now(), unknown(str(error)), None)
         self._on_layout(facts.layout)
         self._parts.update({cluster.name: cluster.part for cluster in facts.clusters})

@@ -30,6 +30,7 @@ from airflow_outbox.harvest.output import Output
 from airflow_outbox.harvest.ports import Events, Table
 from airflow_outbox.harvest.positions_process import replicate_positions
 from airflow_outbox.harvest.positions_telling import PositionsTeller
+from airflow_outbox.harvest.renewal import Unreached
 from airflow_outbox.harvest.settings_base import LogLevel
 from airflow_outbox.harvest.trouble_reporting import StandingTroubles, TroubleTeller
 from airflow_outbox.postgres.archive import Archive
@@ -122,7 +123,7 @@ async def harvest(
     collect_garbage_seldom(config)
     loop = asyncio.get_running_loop()
     events = troubles = StandingTroubles(events, loop.time)
-    complain = complaints(events)
+    complain, unreached = complaints(events), Unreached(events)
     watch_tokens(config, complain)
     tracing = await asyncio.to_thread(_tracing, config)
     identity, name = await asyncio.to_thread(_identify, config)
@@ -143,11 +144,12 @@ async def harvest(
         measures=measures,
         events=events,
         on_layout=heard_of,
+        on_unreached=unreached,
         parts={cluster: "primary" if cluster == identity.primary else "backup" for cluster in config.by_cluster()},
     )
     endpoint = None if metrics_at is None else _serve(*metrics_at, monitor, config, events)
     asks = await asyncio.to_thread(reachability_probes, config, names)
-    teller = TroubleTeller(config.data_source, name, troubles, asks, monitor.parts)
+    teller = TroubleTeller(config.data_source, name, troubles, asks, monitor.parts, unreached)
     telling = asyncio.create_task(teller.run())
 
     async def assemble(identity: Identity, partitions: int) -> Assembly:
@@ -178,6 +180,8 @@ async def harvest(
         telling.cancel()
         with contextlib.suppress(OutboxError):
             await teller.tell((TroubleKind.KAFKA, str(error), None))
+        if endpoint is not None:
+            await asyncio.to_thread(endpoint.close)
         raise
     events("started", outbox=str(config.name), outbox_id=str(identity.outbox_id), pid=os.getpid())
     member = Member(await assemble(identity, partitions), assemble=assemble_again, events=events)

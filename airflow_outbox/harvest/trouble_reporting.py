@@ -130,15 +130,17 @@ class TroubleTeller:
         troubles: StandingTroubles,
         asks: Mapping[str, Callable[[], str | None]],
         parts: Callable[[], Mapping[str, str]],
+        on_unreached: Callable[[str], object] = lambda _: None,
     ) -> None:
         """`asks` has a function for each cluster that returns why it can't be used, or None. They may block. `parts`
-        returns those of several clusters, as far as they are known.
+        returns those of several clusters, as far as they are known. `on_unreached` is told why one can't be used.
         """
         self._data_source = data_source
         self._name = name
         self._troubles = troubles
         self._asks = asks
         self._parts = parts
+        self._on_unreached = on_unreached
         self._told: Worst | None = None
         self._may_have_a_row = False
         self._asking = {cluster: Worker("outbox-reach") for cluster in asks}
@@ -159,6 +161,8 @@ class TroubleTeller:
     def _heard(self, failures: Sequence[str | None]) -> None:
         """Note the answers about all clusters. Without the primary, nobody leads. Owed clusters don't count."""
         found = dict(zip(self._asks, failures, strict=True))
+        for failure in filter(None, failures):
+            self._on_unreached(failure)
         if len(found) == 1:
             self._troubles.found(TroubleKind.KAFKA, failures[0])
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 CHOSEN = "chosen_outbox"
 """The parameter that says which of many outboxes is meant."""
+READ_AGAIN = "airflow_outbox.read_again"
+"""In a command's `meta`: a function that returns the configuration as it is now, or raises click.ClickException."""
 VARIABLE = "AIRFLOW_OUTBOX_FILE"
 """The environment variable that names the file where the option does not."""
 
@@ -34,7 +37,11 @@ class Configuration(click.ParamType):  # type: ignore[type-arg]  # older release
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> HarvestConfig:
         """Read the file. Raises click.ClickException for one that can't be read."""
         if isinstance(value, HarvestConfig):
+            if ctx is not None and param is not None:
+                ctx.meta[READ_AGAIN] = partial(ctx.lookup_default, str(param.name))
             return value
+        if ctx is not None:
+            ctx.meta[READ_AGAIN] = partial(self.convert, value, None, ctx)
         try:
             config = HarvestConfig.from_yaml(Path(value))
             chosen = None if ctx is None else ctx.meta.get(CHOSEN)

@@ -17,8 +17,8 @@ The database's load does not grow with the tickets, since one statement asks for
 `MOST_STATEMENTS` statements a second, and two more in the first second. While nothing happens, there are a few in ten
 seconds.
 
-A lost connection is made again; only the log tells of it. The new one asks again for everything heard on the old one
-(`airflow_outbox.tickets.waiters`).
+A lost connection is made again, with the login as it is then; only the log tells of it. The new one asks again for
+everything heard on the old one (`airflow_outbox.tickets.waiters`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import replace
@@ -69,11 +69,13 @@ class Listener:
     """Serves all waiters in one event loop for outboxes of one database; `listener` finds it.
 
     It has a connection while somebody waits, and for a while after. `data_source` is a libpq connection string,
-    `connect` opens a session with it. `statements` counts the statements sent.
+    `connect` opens a session with it. `statements` counts the statements sent. `read_again`, which may block, returns
+    the data source as it is now: it is asked whenever the connection has failed, for the password may be a new one.
     """
 
     def __init__(self, data_source: str, connect: Connect = connected) -> None:
         self.statements = 0
+        self.read_again: Callable[[], str] | None = None
         self._connect = connect
         self._data_source = data_source
         self._attended: dict[OutboxName, Awaited] = {}
@@ -139,12 +141,24 @@ class Listener:
                     _log.warning("Postgres can't be asked what is published: %s. Next try in %.1f s", reason, delay)
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, _LONGEST_DELAY)
+                    await self._renew()
         except Exception as error:
             for attended in self._attended.values():
                 attended.fail(error)
             raise
         finally:
             self._serving = None
+
+    async def _renew(self) -> None:
+        """Use the data source as it is now, if it can be read."""
+        if self.read_again is None:
+            return
+        try:
+            self._data_source = await asyncio.to_thread(self.read_again)
+        except Exception as error:  # Airflow, and its secrets backends, raise what they like
+            _log.warning("the connection to Postgres can't be read again: %s. It is used as it was", error)
+        else:
+            _listeners.get(asyncio.get_running_loop(), {}).setdefault(self._data_source, self)
 
     async def _attend(self, session: ListenerSession) -> None:
         for attended in self._attended.values():
@@ -324,6 +338,11 @@ def _is_refusal(error: OutboxError) -> bool:
 _listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Listener]] = WeakKeyDictionary()
 
 
-def listener(data_source: str) -> Listener:
-    """Return the running event loop's one listener for a database."""
-    return _listeners.setdefault(asyncio.get_running_loop(), {}).setdefault(data_source, Listener(data_source))
+async def listener(data_source: Callable[[], str]) -> Listener:
+    """Return the running event loop's one listener for a database; `data_source` may block, and is asked again when
+    the connection has failed.
+    """
+    now = await asyncio.to_thread(data_source)
+    found = _listeners.setdefault(asyncio.get_running_loop(), {}).setdefault(now, Listener(now))
+    found.read_again = data_source
+    return found

@@ -120,6 +120,8 @@ class HarvestReport:
         if kind == "measured":
             self._seen = _seen(event)
             return
+        if kind == "unreached":  # its supervisor acts on it, and errors tell of it
+            return
         if kind in _OF_MANY and "outbox" in event:  # hundreds of outboxes come and go
             return
         if kind == "started":

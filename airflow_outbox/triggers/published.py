@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -26,9 +25,10 @@ class OutboxPublishedTrigger(BaseTrigger):
     nobody can tell. The task's log shows the progress every ten seconds while it changes.
 
     All triggers of a triggerer that wait for outboxes of one database share one connection to it, and a few statements
-    a second. They wait for a database that is away. The connection is read when the trigger starts; after a triggerer's
-    death another one goes on. `has_committed` says that the transaction was known to have committed, which saves a
-    question at first. A parked record fails the trigger or (`wait_for_parked`) is waited for; a discarded one fails it.
+    a second. They wait for a database that is away, and read Airflow's connection again meanwhile: its password may be
+    new. After a triggerer's death another one goes on. `has_committed` says that the transaction was known to have
+    committed, which saves a question at first. A parked record fails the trigger or (`wait_for_parked`) is waited for;
+    a discarded one fails it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class OutboxPublishedTrigger(BaseTrigger):
         """Return when all is published. Raises ParkedError."""
         name, ticket = OutboxName.parse(self.outbox), Ticket.parse(self.ticket)
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
-        listening = listener(await asyncio.to_thread(hook.data_source))
+        listening = await listener(hook.data_source)
         said = None
         async with aclosing(listening.statuses(name, ticket, has_committed=self.has_committed)) as statuses:
             async for status in statuses:

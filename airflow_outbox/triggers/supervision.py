@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
 from airflow_outbox.errors import HarvestProcessError, OutboxError
 from airflow_outbox.harvest.kafka.oauth import Token
+from airflow_outbox.harvest.renewal import READ_INTERVAL, fingerprint
 from airflow_outbox.harvest.supervised_child import HarvestChild
 from airflow_outbox.triggers.harvest_report import HarvestReport, LogLine
 from airflow_outbox.triggers.stats import StatsRelay
@@ -20,6 +21,8 @@ FAILED_STARTS = 4
 """A deferred task fails when this many processes in a row have ended before they harvested."""
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
+LONGEST_UNREACHED = 10.0
+"""Seconds until the next process, after one that could not reach a server: that passes, or its login is corrected."""
 
 Configure = Callable[[], tuple[dict[str, Any], Callable[[], Token] | None]]
 
@@ -59,9 +62,14 @@ class SupervisedProcess:
         self._command = command
         self._stats = StatsRelay(outbox, audience.warn)
         self._child: HarvestChild | None = None
+        self._used: object = None  # by what the process was configured
+        self._unreached = asyncio.Event()
+        self._could_not_reach = False
+        self._is_renewed = False
 
     async def run(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the news of what was published, until the harvest has ended gracefully.
+        """Yield the news of what was published, until the harvest has ended gracefully. While it can't reach a server,
+        the connections are read again; when they have changed, another process goes on by them.
 
         Raises HarvestProcessError when it gives up: for a configuration that can't work, and after four processes in a
         row that did not begin to harvest.
@@ -70,12 +78,18 @@ class SupervisedProcess:
         while True:
             begun = time.monotonic()
             self.report.begin_process()
+            self._unreached.clear()
+            self._is_renewed, self._could_not_reach, self._used = False, False, None
             try:
                 config, token_source = await asyncio.to_thread(self._configure)
+                self._used = fingerprint(config)
                 async for news in self._harvest(config, token_source):
                     yield news
                 if self.report.end_reason in ("drained", "time"):
                     return
+                if self._is_renewed:
+                    self._audience.warn("a connection has changed: the harvesting process starts again by it")
+                    continue
                 problem, hopeless = self.report.why_it_ended(self._child.status if self._child else None), False
             except (OutboxError, AirflowNotFoundException) as error:
                 problem, hopeless = str(error), True
@@ -86,19 +100,46 @@ class SupervisedProcess:
                 raise HarvestProcessError(problem)
             if self.report.started and time.monotonic() - begun > LONGEST_DELAY:
                 delay = FIRST_DELAY
+            if self._could_not_reach:
+                delay = min(delay, LONGEST_UNREACHED)
             if problem != self.report.last_error:  # which is in the log already
                 self._audience.warn(problem)
             self._audience.warn(f"the harvesting process restarts in {delay:.0f} s")
             self.report.lose_sight(problem)
             self._audience.show_progress(time.monotonic())
             self._stats.restarts()
-            await asyncio.sleep(delay)
+            await self._wait(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
     async def end(self) -> None:
         """End the process, within a second. Nothing happens when there is none."""
         if self._child is not None:
             await self._child.end()
+
+    async def _wait(self, delay: float) -> None:
+        """Wait, but no longer than until the connections have changed."""
+        while delay > 0:
+            await asyncio.sleep(min(delay, READ_INTERVAL))
+            delay -= READ_INTERVAL
+            if delay > 0 and await self._has_changed():
+                return
+
+    async def _has_changed(self) -> bool:
+        """Whether the connections are others now than those by which the process was started."""
+        try:
+            config, _ = await asyncio.to_thread(self._configure)
+        except Exception:  # what can't be read now is no change
+            return False
+        return fingerprint(config) != self._used
+
+    async def _end_when_changed(self, child: HarvestChild) -> None:
+        while True:
+            await self._unreached.wait()
+            if await self._has_changed():
+                self._is_renewed = True
+                await child.end()
+                return
+            self._unreached.clear()
 
     async def _harvest(
         self, config: Mapping[str, Any], token_source: Callable[[], Token] | None
@@ -107,21 +148,26 @@ class SupervisedProcess:
         self._child = child = await HarvestChild.start(
             config, until=self._until, relays_tokens=token_source is not None, command=self._command
         )
-        relaying = asyncio.create_task(relay_tokens(token_source, child)) if token_source is not None else None
+        beside = [asyncio.create_task(self._end_when_changed(child))]
+        if token_source is not None:
+            beside.append(asyncio.create_task(relay_tokens(token_source, child)))
         try:
             async for event in child.events():
                 now = time.monotonic()
                 for line in self.report.take(event, now):
                     self._audience.log_line(line)
                 self._stats.take(event)
+                if event["event"] == "unreached":
+                    self._could_not_reach = True
+                    self._unreached.set()
                 if event["event"] == "progress":
                     self._audience.show_progress(now)
                 self._audience.tell(event)
                 if news := self.report.news_due(now):
                     yield news
         finally:
-            if relaying is not None:
-                relaying.cancel()
+            for task in beside:
+                task.cancel()
             await child.end()
         if news := self.report.news_due(time.monotonic(), final=True):
             yield news

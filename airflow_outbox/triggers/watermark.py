@@ -89,7 +89,7 @@ class OutboxWatermarkTrigger(BaseEventTrigger):
 
     async def _publications(self) -> AsyncIterator[dict[str, Any]]:
         hook = OutboxHook(postgres_conn_id=self.postgres_conn_id, outbox=self.outbox)
-        listening = listener(await asyncio.to_thread(hook.data_source))
+        listening = await listener(hook.data_source)
         async with aclosing(listening.accounts(OutboxName.parse(self.outbox))) as accounts:
             async for account in accounts:
                 self._tell_of_delivery(account.watermarks.delivery)

@@ -207,9 +207,10 @@ async def test_it_has_one_connection_for_all_and_none_a_while_after(
     database: str, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_outbox.tickets.waiters._LINGER", 10 * PATIENCE)
-    assert listener(database) is listener(database)
-    waiting = [asyncio.create_task(wait(listener(database), leader.stash())) for _ in range(20)]
-    await attended(listener(database))
+    one = await listener(lambda: database)
+    assert await listener(lambda: database) is one
+    waiting = [asyncio.create_task(wait(one, leader.stash())) for _ in range(20)]
+    await attended(one)
     assert len(leader.listening()) == 1
     for task in waiting[:10]:
         task.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from secure.broker import SecureKafka
 from secure.conftest import MakeOutbox, SecureOutbox, Start
 from support.harvesting import wait_until
@@ -47,6 +48,19 @@ def test_the_password_is_changed(make_outbox: MakeOutbox, start: Start) -> None:
     assert "Check sasl.mechanism, sasl.username and sasl.password" in found.remedy
     outbox.kafka.add_user(outbox.user, "pässword")
     wait_until(lambda: look(outbox).state is State.HEALTHY, doing=str(process.events))
+
+
+def test_the_new_password_is_read_from_the_file(make_outbox: MakeOutbox, start: Start, tmp_path: Path) -> None:
+    outbox = make_outbox()
+    process = start(outbox)
+    process.wait_for("took_over")
+    outbox.kafka.add_user(outbox.user, "another")
+    outbox.kafka.server.restart()
+    process.wait_for("unreached")
+    outbox.stash(10)
+    outbox.settings["kafka"] |= outbox.kafka.login(outbox.user, "another")
+    (tmp_path / "outbox-0.yaml").write_text(yaml.safe_dump(outbox.settings))
+    wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
 
 
 def test_a_member_that_could_not_start_has_said_why(make_outbox: MakeOutbox, start: Start) -> None:

@@ -38,7 +38,7 @@ The time for heartbeats stays what it is: a busy machine unseats a leader who ha
 """
 CALM = {"heartbeat_timeout": 20, "session_timeout": 40}
 """Limits by which a busy machine unseats no leader, where a test does not wait for a successor of one that is gone."""
-REGULAR_EVENTS = frozenset({"progress", "measured", "verdict"})
+REGULAR_EVENTS = frozenset({"progress", "measured", "unreached", "verdict"})
 """Events that come by the clock."""
 COMMAND = [str(Path(sys.executable).with_name("airflow-outbox"))]
 CHILD = list(CHILD_COMMAND)

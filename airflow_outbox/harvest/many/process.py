@@ -30,6 +30,7 @@ from airflow_outbox.harvest.process import (
     watch_tokens,
 )
 from airflow_outbox.harvest.protocol.election import Lead
+from airflow_outbox.harvest.renewal import Unreached
 from airflow_outbox.postgres.connection import connect
 
 SHARED_CONNECTIONS = 4
@@ -66,8 +67,13 @@ async def harvest_many(
     log_to_stderr(config.log_level)
     collect_garbage_seldom(config)
     loop = asyncio.get_running_loop()
-    complain = complaints(events)
+    complain, unreached = complaints(events), Unreached(events)
     watch_tokens(config, complain)
+
+    def kafka_failed(error: str) -> None:
+        complain(error)
+        unreached(error)
+
     names = await asyncio.to_thread(names_of, config)
     partitions = await asyncio.to_thread(leader_partitions, config, names)
     watching = ConnectionPool(lambda: watch.opened(config.data_source), size=1, patience=_PATIENCE, purpose="watch")
@@ -83,11 +89,11 @@ async def harvest_many(
         topic=names.leader_topic,
         partitions=partitions,
         group_id=names.group_of(ROLES),
-        on_error=complain,
+        on_error=kafka_failed,
         on_heartbeat=topics.heartbeat_was_taken,
     )
     outboxes = Outboxes(config, events=events, watching=watching, shared=shared, topics=topics, now=loop.time)
-    process = _Process(outboxes, election, events, complain, patience=config.limits.heartbeat_timeout)
+    process = _Process(outboxes, election, events, complain, unreached, patience=config.limits.heartbeat_timeout)
     events("started", names=config.outboxes, pid=os.getpid())
     running = [asyncio.create_task(each) for each in process.activities(archives=config.archives)]
     reaching, stopping = asyncio.create_task(_reach(until, outboxes)), asyncio.create_task(stop.wait())
@@ -122,6 +128,7 @@ class _Process:
         election: NeliElection,
         events: Events,
         complain: Callable[[str], None],
+        unreached: Callable[[str], None],
         *,
         patience: float,
     ) -> None:
@@ -129,6 +136,7 @@ class _Process:
         self._election = election
         self._events = events
         self._complain = complain
+        self._unreached = unreached
         self._patience = patience
         self._changed = asyncio.Event()  # of the parts that this process leads
         self._reached_at = asyncio.get_running_loop().time()
@@ -190,6 +198,7 @@ class _Process:
             await attempt()
         except PostgresUnreachableError as error:
             self._complain(str(error))
+            self._unreached(str(error))
             if now() - self._reached_at > self._patience and not self._has_resigned:
                 self._has_resigned = True
                 self._events("resigned", reason=str(error))

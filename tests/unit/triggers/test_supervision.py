@@ -76,6 +76,43 @@ async def test_their_progress_is_one_xcom(child: Callable[[str], None], monkeypa
     assert shown[-1] == {"standing": "standby", "view": None, "published": 4, "in_flight": 2, "rate": 4.0}
 
 
+UNREACHED = "tell('unreached', error='Postgres refuses the login')\n"
+
+
+async def test_a_process_that_can_not_reach_a_server_goes_on_by_the_changed_connection(
+    child: Callable[[str], None], connect: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = "given = json.loads(sys.stdin.readline())\ntell('started', outbox='outbox', outbox_id='u', pid=1)\n"
+    waits = f"while 'new' not in given['config']['data_source']:\n    {UNREACHED}    time.sleep(0.05)\n"
+    child(starts + waits + DRAINED)
+    trigger = OutboxHarvestTrigger(until="drained", emit="end")
+    running = asyncio.create_task(payloads(trigger))
+    while "process 1 harvests" not in capsys.readouterr().out:
+        await asyncio.sleep(0.01)
+    connect("postgres_default", conn_type="postgres", host="db.example", login="app", password="new")
+    assert await running == [{"status": "ended", "reason": "drained", "published": 3, "topics": {}}]
+    assert capsys.readouterr().out.count("a connection has changed: the harvesting process starts again by it") == 1
+
+
+async def test_a_process_is_started_at_once_when_the_connection_has_changed(
+    child: Callable[[str], None],
+    connect: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody waits an hour after the login was corrected."""
+    monkeypatch.setattr(supervision, "FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(supervision, "LONGEST_UNREACHED", 3600.0)
+    monkeypatch.setattr(supervision, "READ_INTERVAL", 0.05)
+    starts = "given = json.loads(sys.stdin.readline())\ntell('started', outbox='outbox', outbox_id='u', pid=1)\n"
+    child(starts + "if 'new' in given['config']['data_source']:\n    " + DRAINED + "\nelse:\n    sys.exit(1)\n")
+    running = asyncio.create_task(payloads(OutboxHarvestTrigger(until="drained", emit="end")))
+    while "restarts in 3600 s" not in capsys.readouterr().out:
+        await asyncio.sleep(0.01)
+    connect("postgres_default", conn_type="postgres", host="db.example", login="app", password="new")
+    assert (await running)[0]["status"] == "ended"
+
+
 async def test_all_end_when_one_gives_up(child: Callable[[str], None], tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     goes_on = "if is_first(): time.sleep(60)\n"

@@ -1,0 +1,64 @@
+"""A harvest by the command goes on by a new password, once it is in the file; whoever waits for a ticket, too."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from support.harvesting import COMMAND, PATIENCE, Outbox, Process, wait_until
+from support.leading import Leader
+from support.logins import rotated_login
+
+from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.many.names import make_list_topics
+from airflow_outbox.tickets.listener import listener
+from airflow_outbox.tickets.published import TicketState
+
+from .listening import attended, wait
+
+
+@pytest.mark.parametrize(
+    "kind", ["one", pytest.param("two processes", marks=pytest.mark.long), pytest.param("many", marks=pytest.mark.long)]
+)
+def test_the_file_is_read_again(outbox: Outbox, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "outbox.yaml"
+    settings = {**outbox.settings, **({"processes": 2} if kind == "two processes" else {})}
+    if kind == "many":
+        settings = {name: settings[name] for name in ("data_source", "kafka")} | {"outboxes": ["outbox"]}
+        make_list_topics(HarvestConfig.validated(settings, source="test"))
+    with rotated_login(outbox.database) as login:
+        file.write_text(yaml.safe_dump({**settings, "data_source": login.data_source}))
+        process = Process([*COMMAND, "harvest", "-f", str(file)])
+        try:
+            outbox.stash(10)
+            wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
+            login.rotate()
+            process.wait_for("unreached")
+            file.write_text("data_source: [")
+            kept = "The harvest goes on as it was"
+            wait_until(
+                lambda: any(kept in event.get("error", "") for event in process.events if event["event"] == "error")
+            )
+            outbox.stash(10, start=10)
+            file.write_text(yaml.safe_dump({**settings, "data_source": login.data_source}))
+            wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
+            process.popen.terminate()
+            process.ends()
+            assert process.popen.returncode == 0
+        finally:
+            process.end()
+    assert sorted(value for values in outbox.by_key().values() for value in values) == list(range(20))
+
+
+async def test_a_listener_asks_for_the_login_again(database: str, leader: Leader) -> None:
+    with rotated_login(database) as login:
+        listening = await listener(lambda: login.data_source)
+        waiting = asyncio.create_task(wait(listening, leader.stash()))
+        await attended(listening)
+        login.rotate()
+        leader.beat()
+        async with asyncio.timeout(PATIENCE):
+            assert (await waiting).state is TicketState.PUBLISHED
+        assert await listener(lambda: login.data_source) is listening
