@@ -27,7 +27,7 @@ from airflow_outbox.harvest.kafka.errors import (
     refused_settings,
     unreached,
 )
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import of_consumer
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +151,7 @@ def _messages(consumer: Consumer, wanted: Sequence[Span], kafka: Mapping[str, An
 @contextmanager
 def _consumer(kafka: Mapping[str, Any]) -> Iterator[Consumer]:
     settings = {
-        **CLIENT_SETTINGS,
-        **kafka,
+        **of_consumer(kafka, {}),
         "group.id": "airflow-outbox.audit",  # librdkafka wants one; unused without subscribe() and commit()
         "enable.auto.commit": False,
         "enable.partition.eof": True,

@@ -22,7 +22,7 @@ from airflow_outbox.postgres.errors import reason_of
 from airflow_outbox.postgres.schema import ROLES, Role, grant_statements
 from airflow_outbox.values.fence import PRIMARY
 
-_COLOURS = {Severity.MISSING: "red", Severity.DANGEROUS: "yellow", Severity.UNCHECKED: "cyan"}
+_COLOURS = {Severity.MISSING: "red", Severity.DANGEROUS: "yellow", Severity.UNCHECKED: "cyan", Severity.NOTE: "cyan"}
 
 
 @click.command("check")

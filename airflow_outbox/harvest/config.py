@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from airflow_outbox.errors import ConfigurationError, InvalidNameError
 from airflow_outbox.harvest.combinations import require_fitting
 from airflow_outbox.harvest.kafka.oauth import FetchedTokens
+from airflow_outbox.harvest.kafka.settings import under_one_name
 from airflow_outbox.harvest.settings_base import (
     Duration,
     KafkaSettings,
@@ -242,6 +243,11 @@ class HarvestConfig(Settings):
     def _reaches_kafka(cls, settings: KafkaSettings) -> KafkaSettings:
         return _checked(settings)
 
+    @field_validator("kafka_producer", "kafka_consumer")
+    @classmethod
+    def _are_named_once(cls, settings: KafkaSettings) -> KafkaSettings:
+        return under_one_name(settings)
+
     @field_validator("clusters", mode="before")
     @classmethod
     def _have_names(cls, clusters: object) -> object:
@@ -358,6 +364,7 @@ class HarvestConfig(Settings):
 
 def _checked(settings: KafkaSettings) -> KafkaSettings:
     """Return a cluster's settings, with the function that gets tokens. Raises ValueError."""
+    settings = under_one_name(settings)
     if not settings.get("bootstrap.servers"):
         raise ValueError("bootstrap.servers is missing: give the brokers as host:port, separated by commas")
     source = settings.get("oauth_cb")

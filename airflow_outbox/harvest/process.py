@@ -24,6 +24,7 @@ from airflow_outbox.harvest.kafka.errors import NowAndThen, RepeatedWarnings, is
 from airflow_outbox.harvest.kafka.names import KafkaNames, leader_partitions
 from airflow_outbox.harvest.kafka.oauth import TokenSource
 from airflow_outbox.harvest.kafka.reachability import reachability_probes
+from airflow_outbox.harvest.kafka.settings import remarks
 from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.member import Member
 from airflow_outbox.harvest.output import Output
@@ -45,6 +46,8 @@ from airflow_outbox.values.verdict import TroubleKind
 if TYPE_CHECKING:
     from airflow_outbox.harvest.endpoint import Endpoint
     from airflow_outbox.harvest.tracing import Tracing
+
+log = logging.getLogger(__name__)
 
 _LOOK_INTERVAL = 0.5
 _OBJECTS_A_RECORD = 10  # a row, its lists of headers, and what is on its way to Kafka, with room to spare
@@ -95,6 +98,12 @@ def log_to_stderr(level: LogLevel) -> None:
                 handler.addFilter(is_not_the_clients)
 
 
+def tell_remarks(config: HarvestConfig) -> None:
+    """Log which settings have no effect."""
+    for text in remarks(config):
+        log.warning("%s", text)
+
+
 def collect_garbage_seldom(config: HarvestConfig) -> None:
     """Let Python look for reference cycles only after many more objects than can be in flight have been made.
 
@@ -120,6 +129,7 @@ async def harvest(
     Raises ConfigurationError, PostgresError, KafkaError when it can't start. Once it has started, errors don't end it.
     """
     log_to_stderr(config.log_level)
+    tell_remarks(config)
     collect_garbage_seldom(config)
     loop = asyncio.get_running_loop()
     events = troubles = StandingTroubles(events, loop.time)

@@ -6,16 +6,18 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, Producer
 from confluent_kafka import KafkaError as BrokerError
+from confluent_kafka import Producer
 
 from airflow_outbox.errors import ConfigurationError, KafkaError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.consumer import new_consumer
 from airflow_outbox.harvest.kafka.distinct_clusters import DistinctClusters
 from airflow_outbox.harvest.kafka.errors import REFUSALS, not_allowed, refused_settings
 from airflow_outbox.harvest.kafka.names import KafkaNames, unusable
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.producer import producer_settings
+from airflow_outbox.harvest.kafka.settings import remarks
 from airflow_outbox.harvest.logs import divided_otherwise
 from airflow_outbox.operate.acls import needed_acls
 from airflow_outbox.operate.brokers import examine_transactions
@@ -44,6 +46,7 @@ def examine_kafka(
     `pending` are the topics that records wait for, `published` those that records went to; `promotions` how many there
     were, and may be. An outbox of a list `elects` nobody. A cluster that can't be reached is a finding.
     """
+    yield from (Finding(Severity.NOTE, text) for text in remarks(config))
     distinct, divided = DistinctClusters(), {}
     for name, own in config.by_cluster().items():
         about = f"cluster {name}: " if config.clusters else ""
@@ -74,17 +77,13 @@ def examine_kafka(
 
 
 def _require_known_settings(config: HarvestConfig) -> None:
-    """Raise KafkaError for settings of the producer or the consumer alone that the client refuses."""
-    settings = {**CLIENT_SETTINGS, **config.kafka}
+    """Raise KafkaError for settings of producers or consumers that the client refuses."""
+    settings = producer_settings(config)
     try:
-        if config.kafka_producer:
-            remedy = "Correct kafka_producer"
-            Producer({**settings, **config.kafka_producer}, logger=logger)
-        if config.kafka_consumer:
-            remedy = "Correct kafka_consumer"
-            Consumer({**settings, "group.id": "unused", **config.kafka_consumer}, logger=logger).close()
+        Producer(settings, logger=logger)
     except REFUSALS as error:
-        raise refused_settings(error, settings, remedy=remedy) from error
+        raise refused_settings(error, settings, remedy="Correct kafka_producer or kafka") from error
+    new_consumer(config, on_error=lambda _: None).close()
 
 
 def _examine_division(divided: Mapping[str, Mapping[str, int]], primary: str) -> Iterator[Finding]:

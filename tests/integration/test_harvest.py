@@ -98,6 +98,45 @@ def test_sigterm_ends_the_command_and_hands_over(outbox: Outbox, start: Start) -
     assert outbox.by_key() == in_order(5000)
 
 
+SHARED_BY_TOOLS = {
+    "acks": "1",
+    "enable.idempotence": True,
+    "retries": 5,
+    "transactional.id": "theirs",
+    "message.timeout.ms": 30_000,
+    "delivery.report.only.error": True,
+    "queuing.strategy": "lifo",
+    "max.in.flight": 100,
+    "enabled_events": 255,
+    "group.id": "theirs",
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": True,
+    "session.timeout.ms": 60_000,
+    "isolation.level": "read_uncommitted",
+    "partition.assignment.strategy": "roundrobin",
+    "fetch.min.bytes": 10,
+}
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_settings_that_tools_share_keep_no_client_from_its_work(outbox: Outbox, tmp_path: Path, delivery: str) -> None:
+    outbox.stash(100)
+    file, log = tmp_path / "outbox.yaml", tmp_path / "log"
+    settings = {**outbox.settings, "kafka": {**outbox.settings["kafka"], **SHARED_BY_TOOLS}, "delivery": delivery}
+    file.write_text(yaml.safe_dump(settings))
+    process = Process([*COMMAND, "harvest", "-f", str(file), "--until", "drained"], log=log)
+    try:
+        process.ends()
+    finally:
+        process.end()
+    assert (process.popen.returncode, outbox.left()) == (0, 0)
+    assert outbox.by_key() == in_order(100)
+    said = log.read_text()
+    assert said.count("have no effect") == said.count("counts as 5") == 1
+    checked = subprocess.run([*COMMAND, "check", "-f", str(file)], capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout.count("note: ")) == (0, 2)
+
+
 @contextlib.contextmanager
 def full_pipe() -> Iterator[tuple[int, int]]:
     """A pipe that takes nothing more until somebody reads it: its two ends."""

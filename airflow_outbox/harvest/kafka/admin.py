@@ -31,7 +31,7 @@ from airflow_outbox.harvest.kafka.errors import (
     refused_settings,
     unreached,
 )
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import shared
 from airflow_outbox.values.extents import TopicAndPartition
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Cluster:
             if (told := complain()) is not None:
                 told(error)
 
-        settings: dict[str, Any] = {**CLIENT_SETTINGS, **self._kafka, "error_cb": tell}
+        settings: dict[str, Any] = {**shared(self._kafka), "error_cb": tell}
         if notes_versions:
             settings |= {"debug": "feature", "log_level": 7}
         try:

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError as BrokerError
 
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.errors import REFUSALS, refused_settings
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import of_consumer
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,7 @@ def new_consumer(
     Raises KafkaError for settings that the client refuses.
     """
     settings = {
-        **CLIENT_SETTINGS,
-        **config.kafka,
-        **config.kafka_consumer,
+        **of_consumer(config.kafka, config.kafka_consumer),
         "group.id": "unused",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -41,4 +39,4 @@ def new_consumer(
     try:
         return Consumer(settings, logger=logger)
     except REFUSALS as error:
-        raise refused_settings(error, settings, remedy="Correct kafka or kafka_consumer") from error
+        raise refused_settings(error, settings, remedy="Correct kafka_consumer or kafka") from error

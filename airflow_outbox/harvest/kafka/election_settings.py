@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_outbox.harvest.config import HarvestConfig
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS, of_consumer, shared
 
 # Nobody leads while a question for the one topic is lost: see CLIENT_SETTINGS.
-_CLIENT_SETTINGS = {**CLIENT_SETTINGS, "topic.metadata.refresh.interval.ms": 1000}
+_QUICK = {"topic.metadata.refresh.interval.ms": 1000}
 
 
 def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> dict[str, Any]:
@@ -17,9 +17,9 @@ def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> di
     The group knows the member by `place`.
     """
     session_timeout_ms = int(config.limits.session_timeout * 1000)
-    given = {**_CLIENT_SETTINGS, **config.kafka, "client.id": elections_client_id(config), **config.kafka_consumer}
+    kafka = {**_QUICK, **config.kafka, "client.id": elections_client_id(config)}
     return {
-        **given,
+        **of_consumer(kafka, config.kafka_consumer),
         "group.id": group_id,
         # A broker that was away for longer than the session timeout still counts its earlier members. A member
         # without its own name would have to join as another, and wait until the group has missed the first.
@@ -41,8 +41,7 @@ def consumer_settings(config: HarvestConfig, group_id: str, *, place: str) -> di
 def heartbeat_settings(config: HarvestConfig, partitions: int) -> dict[str, Any]:
     """Return the settings of the producer of a member's heartbeats to this many partitions."""
     return {
-        **_CLIENT_SETTINGS,
-        **config.kafka,
+        **shared({**_QUICK, **config.kafka}),
         "client.id": elections_client_id(config),
         "enable.idempotence": False,  # a producer of this kind may fail for good, and a heartbeat may be lost
         "message.timeout.ms": int(config.limits.heartbeat_timeout * 1000),

@@ -84,7 +84,7 @@ def refused_settings(error: Exception, kafka: Mapping[str, Any], *, remedy: str)
         return KafkaError(
             f"no token for the login to Kafka at {kafka.get('bootstrap.servers')}: {why}. {_remedy_of_login(kafka)}"
         )
-    said = (reason.str() if isinstance(reason, BrokerError) else str(reason)).rstrip(".")
+    said = " ".join((reason.str() if isinstance(reason, BrokerError) else str(reason)).split()).rstrip(".")
     if (unknown := _UNKNOWN_SETTING.search(said)) is not None:
         return KafkaError(f"Kafka's client knows no setting {unknown[1]}. {remedy}: librdkafka's documentation has all")
     return KafkaError(f"Kafka's client refuses its settings: {said}. {remedy}")

@@ -26,7 +26,7 @@ from airflow_outbox.harvest.kafka.errors import (
     refused_settings,
 )
 from airflow_outbox.harvest.kafka.partitioner import DEFAULT_PARTITIONER
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import of_producer
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.ports import Delivery
 from airflow_outbox.values.records import MarkedRecord
@@ -60,14 +60,12 @@ REFUSED = frozenset(
 def producer_settings(config: HarvestConfig) -> dict[str, Any]:
     """Return the producer's settings: defaults, overridden by the user's, then by those that the protocol needs."""
     return {
-        **CLIENT_SETTINGS,
         "compression.type": "lz4",
         "linger.ms": 1,
         "batch.size": 1_000_000,
         "partitioner": DEFAULT_PARTITIONER,
         "delivery.timeout.ms": int(config.limits.delivery_timeout * 1000),
-        **config.kafka,
-        **config.kafka_producer,
+        **of_producer(config),
         "enable.idempotence": True,
         "acks": "all",
         # The engine bounds records and bytes in flight: the client's queue must never be full first.

@@ -29,7 +29,7 @@ from airflow_outbox.harvest.kafka.errors import (
     unreached,
 )
 from airflow_outbox.harvest.kafka.names import KafkaNames
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import shared
 
 PATIENCE = 1.5
 """Seconds that Kafka has for an answer: within three, operators know that it gives none."""
@@ -46,7 +46,7 @@ class ReachabilityProbe:
 
     def __init__(self, config: HarvestConfig, topics: Sequence[str]) -> None:
         """Raises KafkaError for settings that Kafka's client refuses. With tokens this waits for one."""
-        self._kafka = {**CLIENT_SETTINGS, **config.kafka, "client.id": elections_client_id(config)}
+        self._kafka = {**shared(config.kafka), "client.id": elections_client_id(config)}
         self._topics = list(topics)
         self._complaints: dict[str, tuple[float, BrokerError]] = {}  # the last of each kind, and when
         try:

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from airflow_outbox.harvest.kafka.errors import CLIENT_ERRORS, REFUSALS
-from airflow_outbox.harvest.kafka.settings import CLIENT_SETTINGS
+from airflow_outbox.harvest.kafka.settings import shared
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class TopicRequests:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings` are a producer's: brokers create nothing for consumers and others."""
-        self._settings: dict[str, Any] = {**CLIENT_SETTINGS, **settings, "enable.idempotence": False}
+        self._settings: dict[str, Any] = shared(settings)
         self._waiting: dict[str, None] = {}
         self._lock = threading.Lock()
         self._is_at_work = False

@@ -44,7 +44,7 @@ def transactional_settings(config: HarvestConfig, transactional_id: str) -> dict
         "log_level": max(_ERRORS, int(settings.get("log_level", _ERRORS + 3))),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout,
-        "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"])),
+        "delivery.timeout.ms": min(timeout, int(settings["delivery.timeout.ms"]) or timeout),  # 0: for ever
         "socket.timeout.ms": min(timeout - 1000, 60_000),
         # The client's retry delay bounds how long a call may last without a new epoch after it.
         **{name: settings.get(name, value) for name, value in _BACKOFF.items()},

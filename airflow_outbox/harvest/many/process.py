@@ -27,6 +27,7 @@ from airflow_outbox.harvest.process import (
     collect_garbage_seldom,
     complaints,
     log_to_stderr,
+    tell_remarks,
     watch_tokens,
 )
 from airflow_outbox.harvest.protocol.election import Lead
@@ -65,6 +66,7 @@ async def harvest_many(
             "no metrics are served for many outboxes. Leave out the port; `status` shows each outbox"
         )
     log_to_stderr(config.log_level)
+    tell_remarks(config)
     collect_garbage_seldom(config)
     loop = asyncio.get_running_loop()
     complain, unreached = complaints(events), Unreached(events)
