@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import gc
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.leaving import leave
 from airflow_outbox.harvest.many.process import harvest_many
-from airflow_outbox.harvest.output import NdjsonEvents, Output
+from airflow_outbox.harvest.output import NdjsonEvents, to_stderr
 from airflow_outbox.harvest.process import Until, harvest
 from airflow_outbox.harvest.renewal import READ_INTERVAL, fingerprint
 from airflow_outbox.harvest.several_processes import harvest_in_processes
@@ -49,7 +49,7 @@ def harvest_command(
         asyncio.run(_Command(config, context.meta[READ_AGAIN], until=until, metrics_at=metrics_at).run())
     except OutboxError as error:
         refusal = clear(error)
-        Output(sys.stderr).write(f"Error: {refusal.format_message()}\n")
+        to_stderr().write(f"Error: {refusal.format_message()}\n")
         status = refusal.exit_code
     leave(status)
 
@@ -74,7 +74,6 @@ class _Command:
         self._metrics_at = metrics_at
         self._used = fingerprint(config.model_dump())
         self._events = NdjsonEvents(sys.stdout)
-        self._output, self._log = Output(sys.stdout), Output(sys.stderr)  # of several processes
         self._is_asked_to_end = False
         self._stop = asyncio.Event()
         self._unreached = asyncio.Event()
@@ -90,21 +89,23 @@ class _Command:
             watching = asyncio.create_task(self._stop_when_changed())
             try:
                 await self._harvest()
-                problem = None
             except OutboxError as error:
                 if is_first or self._has_started:
                     raise
-                problem = str(error)
-            finally:
-                watching.cancel()
-            if problem is not None:
-                self._events("error", error=problem, retry_in=READ_INTERVAL)
+                self._events("error", error=str(error), retry_in=READ_INTERVAL)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(READ_INTERVAL):
                         await self._stop.wait()
                 await asyncio.to_thread(self._reads_another)
-            if self._is_asked_to_end or (problem is None and not self._stop.is_set()):
+            else:
+                if not self._stop.is_set():
+                    return
+            finally:
+                watching.cancel()
+            if self._is_asked_to_end:
                 return
+            gc.unfreeze()  # the next harvest freezes what is there
+            gc.collect()  # cycles hold Kafka's clients, and with them threads
             is_first = False
             self._stop.clear()
 
@@ -162,6 +163,6 @@ class _Command:
         """Show an event of one of several processes; what it logs goes to stderr."""
         self._hear(event["event"])
         if event["event"] == "output":
-            self._log.write(f"process {number}: {event['line']}\n")
+            to_stderr().write(f"process {number}: {event['line']}\n")
         else:
-            self._output.write(json.dumps({**event, "process": number}) + "\n")
+            self._events.pass_on({**event, "process": number})

@@ -66,6 +66,7 @@ def leave_after(program: Callable[[], object]) -> NoReturn:
             with contextlib.suppress(OSError, ValueError):
                 traceback.print_exc()
     if isinstance(status, str):
-        print(status, file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            print(status, file=sys.stderr)
     atexit._run_exitfuncs()
     leave(status if isinstance(status, int) else int(status is not None), unwritten=unwritten)

@@ -15,10 +15,12 @@ import errno
 import json
 import os
 import select
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from threading import Condition, Thread
 from typing import TextIO
 
@@ -100,6 +102,12 @@ class Output:
         return True
 
 
+@cache
+def to_stderr() -> Output:
+    """Return the one output to stderr: the log and an error at the end keep their order."""
+    return Output(sys.stderr)
+
+
 def drain(patience: float) -> None:
     """Wait until all output is written, for at most `patience` seconds."""
     deadline = time.monotonic() + patience
@@ -115,6 +123,10 @@ class NdjsonEvents:
 
     def __call__(self, event: str, /, **fields: object) -> None:
         self._output.write(_event_line(event, **fields))
+
+    def pass_on(self, event: Mapping[str, object]) -> None:
+        """Write an event of another process, which has its name and time."""
+        self._output.write(json.dumps(event) + "\n")
 
 
 def _event_line(event: str, /, **fields: object) -> str:

@@ -27,7 +27,7 @@ from airflow_outbox.harvest.kafka.reachability import reachability_probes
 from airflow_outbox.harvest.kafka.settings import remarks
 from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.member import Member
-from airflow_outbox.harvest.output import Output
+from airflow_outbox.harvest.output import to_stderr
 from airflow_outbox.harvest.ports import Events, Table
 from airflow_outbox.harvest.positions_process import replicate_positions
 from airflow_outbox.harvest.positions_telling import PositionsTeller
@@ -88,7 +88,7 @@ def log_to_stderr(level: LogLevel) -> None:
         logging.basicConfig(
             level=level.upper(),
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=Output(sys.stderr),
+            stream=to_stderr(),
             force=True,  # no handler, such as Airflow's, waits for a reader
         )
         looks_closely = level in ("info", "debug")
@@ -190,6 +190,8 @@ async def harvest(
         telling.cancel()
         with contextlib.suppress(OutboxError):
             await teller.tell((TroubleKind.KAFKA, str(error), None))
+        teller.end()
+        monitor.close()
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
         raise

@@ -179,11 +179,17 @@ class TroubleTeller:
         self._told = worst
 
     async def close(self) -> None:
-        """Remove the row, since this member ends gracefully, unless Postgres takes too long."""
+        """Remove the row, since this member ends gracefully, unless Postgres takes too long. Then `end`."""
         if self._may_have_a_row:
             with contextlib.suppress(OutboxError, TimeoutError):
                 async with asyncio.timeout(_CLOSING_TIME):
                     await self.tell(None)
+        self.end()
+
+    def end(self) -> None:
+        """End the threads; the row stays as it is."""
+        for worker in (*self._asking.values(), self._telling):
+            worker.end()
 
     def _write(self, worst: Worst | None) -> None:
         with closing(connect(self._data_source, purpose="trouble")) as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from support.harvesting import COMMAND, PATIENCE, Outbox, Process, wait_until
@@ -50,6 +51,34 @@ def test_the_file_is_read_again(outbox: Outbox, tmp_path: Path, kind: str) -> No
         finally:
             process.end()
     assert sorted(value for values in outbox.by_key().values() for value in values) == list(range(20))
+
+
+@pytest.mark.long
+def test_what_is_left_behind_does_not_grow_with_each_change(outbox: Outbox, tmp_path: Path) -> None:
+    file = tmp_path / "outbox.yaml"
+    with rotated_login(outbox.database) as login:
+
+        def write() -> None:
+            file.write_text(yaml.safe_dump({**outbox.settings, "data_source": login.data_source}))
+
+        write()
+        process = Process([*COMMAND, "harvest", "-f", str(file)])
+        left = []
+        try:
+            for _ in range(6):
+                outbox.stash(10)
+                wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
+                member = psutil.Process(process.popen.pid)
+                left.append((member.num_threads(), member.num_fds()))
+                login.rotate()
+                write()
+                seen = len(process.events)
+                wait_until(lambda seen=seen: any(event["event"] == "started" for event in process.events[seen:]))
+        finally:
+            process.end()
+    threads, descriptors = zip(*left, strict=True)
+    assert max(threads[2:]) < threads[1] + 5, left
+    assert max(descriptors[2:]) < descriptors[1] + 5, left
 
 
 async def test_a_listener_asks_for_the_login_again(database: str, leader: Leader) -> None:

@@ -154,6 +154,14 @@ class NeliElection:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _CLOSING_TIME)
         self._changes.put_nowait(None)
+        if not self._thread.is_alive():  # ending a client may take long, and nobody waits for it
+            threading.Thread(target=self._end_clients, name="outbox-election-end", daemon=True).start()
+
+    def _end_clients(self) -> None:
+        """Let go of the clients, which hold this object by their callbacks: a garbage collection can't see that."""
+        if (heartbeats := vars(self).pop("_heartbeats", None)) is not None:  # it may be closed twice
+            heartbeats.end()
+            del self._consumer
 
     def _seat(self, shard: int) -> _Seat:
         return self._seats[shard % self._partitions]

@@ -68,6 +68,10 @@ class Heartbeats:
         """Take reports of what was sent, for so long."""
         self._producer.poll(seconds)
 
+    def end(self) -> None:
+        """Let go of the producer, and of who is told: reports that never come hold this object. It is useless then."""
+        del self._producer, self._on_error, self._on_heartbeat
+
     def sent_at(self, message: Message) -> float | None:
         """Return when this member sent a heartbeat that was read, on the monotonic clock; None if another one did."""
         return float(message.value() or b"nan") if message.key() == self._member else None

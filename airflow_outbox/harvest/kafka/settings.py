@@ -86,11 +86,12 @@ def under_one_name(settings: Mapping[str, Any]) -> KafkaSettings:
     Raises ValueError for a setting that has two values under two names, and for a number that is none.
     """
     known: KafkaSettings = {}
+    named: dict[str, str] = {}
     for given, value in settings.items():
         name = _NAMES.get(given, given)
         if known.setdefault(name, value) != value:
-            other = next(other for other, one in [*_NAMES.items(), (name, name)] if one == name and other in settings)
-            raise ValueError(f"{given} and {name if other == given else other} are one setting. Give it once")
+            raise ValueError(f"{named[name]} and {given} are one setting. Give it once")
+        named.setdefault(name, given)
         if name == "test.mock.num.brokers":
             raise ValueError(f"{name}: records would go to brokers that exist in this process only. Leave it out")
         if name in _NUMBERS and not _is_number(value):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
+from support.harvesting import PATIENCE
 
-from airflow_outbox.harvest.trouble_reporting import StandingTroubles
+from airflow_outbox.harvest.trouble_reporting import StandingTroubles, TroubleTeller
+from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.values.verdict import TroubleKind
 
 
@@ -116,3 +119,16 @@ def test_who_leads_no_longer_tells_no_longer_of_extents(scene: Heard, end: str) 
     assert scene.troubles.worst is None
     scene.troubles("extents", shard=1, cluster="east", error=None, batches=1)
     assert scene.troubles.worst is None
+
+
+async def test_a_tellers_threads_end_with_it(scene: Heard) -> None:
+    """A command makes another one whenever its configuration changes."""
+    before = set(threading.enumerate())
+    asks = {"primary": lambda: None, "west": lambda: None}
+    teller = TroubleTeller("", OutboxName.parse("outbox"), scene.troubles, asks, dict)
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 3
+    await teller.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
