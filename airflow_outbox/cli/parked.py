@@ -100,11 +100,17 @@ def parked() -> None:
 @_showing
 @click.option("--discarded", is_flag=True, help="List discarded records instead of waiting ones.")
 def list_command(config: HarvestConfig, choice: Choice | None, output: str, limit: int, discarded: bool) -> None:
-    """List parked records in their order, without their contents; all of them unless some are named."""
+    """List parked records in their order, without their contents; all of them unless some are named.
+
+    Published records that Postgres would not delete come last. They are tried again by themselves.
+    """
     with clear_errors():
         chosen, choice = choice is not None, choice or Choice(everything=True)
         with database(config) as connection:
-            found = ParkedRequests(connection, config.name).listed(choice, discarded=discarded, limit=limit + 1)
+            requests = ParkedRequests(connection, config.name)
+            found = requests.listed(choice, discarded=discarded, limit=limit + 1)
+            if not discarded:
+                found += requests.undeleted(choice, limit=limit + 1)
     columns = _LISTED_DISCARDED if discarded else _LISTED
     _print(_cut(found, limit), output, lambda rows: _side_by_side(rows, columns))
     if not found and chosen and output == "table":

@@ -10,7 +10,7 @@ from airflow_outbox.values.judging import fault_of, judge
 from airflow_outbox.values.metrics import Metric, Sample
 from airflow_outbox.values.positions import GroupState, heard_last
 from airflow_outbox.values.refusals import Cause
-from airflow_outbox.values.verdict import Facts, State, Thresholds, Verdict
+from airflow_outbox.values.verdict import UNDELETED, Facts, State, Thresholds, Verdict
 
 _NONE: Mapping[str, str] = {}
 
@@ -26,7 +26,7 @@ def of_outbox(facts: Facts | None, verdict: Verdict, thresholds: Thresholds) -> 
         yield Sample(metrics.BACKLOG_IS_EXACT, int(backlog.is_exact))
         if backlog.oldest_age is not None or not backlog.records:
             yield Sample(metrics.OLDEST_AGE, backlog.oldest_age or 0.0)
-    counts = dict.fromkeys(map(str, Cause), 0) | {cause: found.records for cause, found in facts.parked.items()}
+    counts = dict.fromkeys([*map(str, Cause), UNDELETED], 0) | {cause: found.records for cause, found in facts.parked.items()}
     for cause, count in counts.items():
         yield Sample(metrics.PARKED, count, {"cause": cause})
     if facts.heard_at is not None:

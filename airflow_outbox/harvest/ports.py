@@ -114,6 +114,9 @@ class Table(ClusterTable, Protocol):
         knows). Raises FencedError.
         """
 
+    async def delete_again(self, view: UUID) -> None:
+        """Delete published records that Postgres would not delete before, as far as it does now. Raises FencedError."""
+
     async def reset(self, view: UUID, ids: Sequence[int]) -> None:
         """Take this view's mark from records. Raises FencedError."""
 

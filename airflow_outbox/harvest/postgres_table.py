@@ -24,6 +24,7 @@ from airflow_outbox.postgres.marks import MarkStatements
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.table import SHARD, OutboxTable
+from airflow_outbox.postgres.undeleted import UndeletedRecords
 from airflow_outbox.postgres.windows import WindowStatements
 from airflow_outbox.values.fence import Fence, Flushed, LedgerPosition, Pulse
 from airflow_outbox.values.pages import ANY_BYTES, OutboxRow, Page, PageBounds, PageSnapshot
@@ -79,6 +80,10 @@ def windows_of(table: OutboxTable) -> WindowStatements:
 
 def marks_of(table: OutboxTable) -> MarkStatements:
     return table.marks
+
+
+def undeleted_of(table: OutboxTable) -> UndeletedRecords:
+    return table.undeleted
 
 
 def over_looking(
@@ -238,6 +243,8 @@ class PostgresTable:
     mark = over_marking(of(marks_of, MarkStatements.mark))
     purge = over_purging(of(marks_of, MarkStatements.purge))
     reset = over_purging(of(marks_of, MarkStatements.reset))
+
+    delete_again = over_purging(of(undeleted_of, UndeletedRecords.try_again))
 
     require_fence = over_looking(OutboxTable.require_fence)
     leave = over_looking(OutboxTable.leave)

@@ -6,7 +6,8 @@ settled. The accompanying ones end after them:
 
 - *accounting* keeps the fence row's heartbeat and counters, once a second. It learns there what operators ask for: a
   pause, in which nothing is read, or another leader;
-- *watching* asks once a second whether Postgres answers and the fence is still this view's.
+- *watching* asks once a second whether Postgres answers and the fence is still this view's;
+- *deleting* tries again, every ten seconds, to delete published records that Postgres would not delete.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from airflow_outbox.values.fence import Flushed, LedgerPosition, OperatorRequest
 ATTENDING_INTERVAL = 1.0
 _ACCOUNTING_INTERVAL = 1.0
 _WATCHING_INTERVAL = 1.0
+_DELETING_INTERVAL = 10.0
 SLOWEST_POLL = 0.1  # seconds; ten poll intervals, where that is longer
 _PROMPT_TIME = 0.025  # seconds after records have come in which more of the same stream are likely
 
@@ -82,7 +84,8 @@ class Term(ABC):
         """Run activities until those that harvest have ended, or one fails. `serving` ones never end."""
         harvests = [asyncio.create_task(activity) for activity in harvesting]
         accompanying = [asyncio.create_task(activity) for activity in (self._account(), self._watch())]
-        running = [*(asyncio.create_task(activity) for activity in serving), *harvests, *accompanying]
+        serves = [asyncio.create_task(activity) for activity in (self._delete_again(), *serving)]
+        running = [*serves, *harvests, *accompanying]
 
         async def ended(tasks: list[asyncio.Task[None]]) -> None:
             while any(task in running for task in tasks):
@@ -170,6 +173,11 @@ class Term(ABC):
 
     def _told(self, pulse: Pulse, witness: Mapping[str, LedgerPosition], flushed: Flushed | None) -> None:  # noqa: B027
         """Postgres has durably recorded `witness` and `flushed`. Not every protocol has them."""
+
+    async def _delete_again(self) -> None:
+        while True:
+            await asyncio.sleep(_DELETING_INTERVAL)
+            await self._table.delete_again(self.view)
 
     async def _watch(self) -> None:
         while not self._finished.is_set():

@@ -28,7 +28,7 @@ from airflow_outbox.postgres.lock_holders import lock_holders
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import GOHARVEST_COLUMNS
 from airflow_outbox.postgres.slots import missing_indexes
-from airflow_outbox.postgres.soundness import problems
+from airflow_outbox.postgres.soundness import KINDS, problems
 from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import Identity, OutboxTable
 from airflow_outbox.postgres.transaction_id_trigger import is_guarded
@@ -36,11 +36,13 @@ from airflow_outbox.values.layout import Layout
 from airflow_outbox.values.moments import moment
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
-_WRITTEN = ("state", "shard", "ledger", "parked", "trouble", "positions", "history")
+_WRITTEN = ("state", "shard", "ledger", "parked", "undeleted", "trouble", "positions", "history")
 _TOPICS_LOOKED_AT = 1000
 _TOPICS_NAMED = 3
 _LOCKED_FOR = 2.0
 """Seconds: the harvester's own statements hold locks for much less."""
+_LETTING_GO = ("c", "n", "d")
+"""Foreign keys that let a row be deleted: they delete the row that refers to it, set it null, or set its default."""
 _FITTING_TYPES = {
     "kafka_key": ("character varying", "text", "bytea"),
     "kafka_value": ("character varying", "text", "bytea"),
@@ -142,6 +144,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
             )
     for problem in problems(connection, name):
         yield Finding(missing, f"{problem}. Harvesting from it is not safe. Correct that as its owner, or drop it")
+    yield from _examine_deletes(connection, name)
     if "transaction_id" in columns and not is_guarded(connection, name):
         yield Finding(
             dangerous,
@@ -160,6 +163,31 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
             dangerous,
             f"the ids of {name} come from a sequence with CACHE {cache}: sessions draw them out of order. "
             "Run ALTER SEQUENCE … CACHE 1",
+        )
+
+
+def _examine_deletes(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+    """Find foreign keys and triggers that may keep Postgres from deleting a published record."""
+    statements = Statements(connection, name)
+    tables = {name.text(suffix): suffix for suffix in KINDS}
+    for key, table, referred, action in statements.rows("check.foreign_keys", {"tables": list(tables)}):
+        if suffix := tables[referred]:
+            yield Finding(
+                Severity.DANGEROUS,
+                f"the foreign key {key} of table {table} refers to {name.text(suffix)}, whose rows come and go as "
+                "harvesting needs it. Drop that foreign key",
+            )
+        elif action not in _LETTING_GO:
+            yield Finding(
+                Severity.DANGEROUS,
+                f"the foreign key {key} of table {table} refers to {name}: a record that a row refers to is published, "
+                "and can't be deleted. Make the foreign key ON DELETE SET NULL, or drop it",
+            )
+    for trigger, is_before_a_row in statements.rows("check.delete_triggers", {"outbox": name.text()}):
+        yield Finding(
+            Severity.DANGEROUS if is_before_a_row else Severity.NOTE,
+            f"{name} has the trigger {trigger} on a delete: a record that it keeps, or for which it raises an error, "
+            "is published and can't be deleted. Drop the trigger, or see to it that every delete goes through",
         )
 
 

@@ -25,7 +25,7 @@ from airflow_outbox.values.judging import fault_of, judge, standing_fault
 from airflow_outbox.values.layout import Layout
 from airflow_outbox.values.membership import Part
 from airflow_outbox.values.positions import PositionsReport, newest
-from airflow_outbox.values.verdict import Backlog, Facts, Thresholds, Verdict
+from airflow_outbox.values.verdict import UNDELETED, Backlog, Facts, Thresholds, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _judged(shard: ShardStatus, facts: Facts, thresholds: Thresholds) -> ShardSt
         last_error_at=fault.since if fault else shard.last_error_at,
         verdict=judge(facts, thresholds),
         backlog=facts.backlog,
-        refused=sum(refusals.records for refusals in facts.parked.values()),
+        refused=sum(found.records for cause, found in facts.parked.items() if cause != UNDELETED),
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from psycopg import sql
 
+from airflow_outbox.errors import PostgresError
 from airflow_outbox.postgres.errors import translated
-from airflow_outbox.postgres.purging import middle, purging_parts, require_gone
+from airflow_outbox.postgres.purging import middle, purging_parts
+from airflow_outbox.postgres.undeleted import refusal_of
 from airflow_outbox.values.records import MarkedRecord
 
 if TYPE_CHECKING:
@@ -43,13 +45,33 @@ class MarkStatements:
 
     def purge(self, view: UUID, ids: Sequence[int]) -> float | None:
         """Delete, or archive, published records of this view. Return how many seconds ago the one in the middle was
-        stashed (None: nobody knows). Raises FencedError, and ConfigurationError when Postgres keeps a record.
+        stashed (None: nobody knows). Those that Postgres won't delete are noted as undeleted. Raises FencedError.
         """
-        row = self._table.row("marks.purge", self._purging, view=view, ids=list(ids), batch=None, sample=middle(ids))
-        _, deleted, age = self._table.fenced_unless(row)
-        if deleted < len(ids):
-            require_gone(self._table, self._table.row("marks.kept", view=view, ids=list(ids)))
+        undeleted = self._table.undeleted
+
+        def delete(ids: Sequence[int]) -> Sequence[int]:
+            return self._kept(view, ids, self._purge(view, ids)[1])
+
+        try:
+            _, deleted, age = self._purge(view, ids)
+        except PostgresError as error:
+            if refusal_of(error) is None:
+                raise
+            undeleted.note(view, undeleted.delete_apart(ids, delete), self._mine)
+            return None
+        undeleted.note(view, undeleted.kept(self._kept(view, ids, deleted)), self._mine)
         return cast("float | None", age)
+
+    def _purge(self, view: UUID, ids: Sequence[int]) -> tuple[Any, ...]:
+        row = self._table.row("marks.purge", self._purging, view=view, ids=list(ids), batch=None, sample=middle(ids))
+        return self._table.fenced_unless(row)
+
+    def _kept(self, view: UUID, ids: Sequence[int], deleted: int) -> list[int]:
+        """Return the records that are still there. One that is gone may have been deleted by somebody else."""
+        if deleted == len(ids):
+            return []
+        rows = self._table.statements.rows("marks.kept", {"view": view, "ids": list(ids)})
+        return [identity for (identity,) in rows]
 
     def reset(self, view: UUID, ids: Sequence[int]) -> None:
         """Remove this view's mark from records that were not published. Raises FencedError."""
@@ -58,6 +80,10 @@ class MarkStatements:
     def holds_marks(self) -> bool:
         """Whether any record carries a mark. Looks at all records, if need be."""
         return bool(cast("tuple[bool]", self._table.row("marks.holds_marks"))[0])
+
+    @cached_property
+    def _mine(self) -> sql.Composable:
+        return self._table.statements.composed("parked.marked")
 
     @cached_property
     def _purging(self) -> Mapping[str, sql.Composable]:
@@ -70,4 +96,5 @@ class MarkStatements:
             partition=self._table.partition,
             key=self._table.key,
             measured=self._table.statements.composed("windows.measured"),
+            fresh=self._table.fresh,
         )

@@ -14,13 +14,14 @@ from uuid import UUID
 
 from psycopg import sql
 
-from airflow_outbox.errors import FencedError
+from airflow_outbox.errors import ConfigurationError, FencedError, PostgresError
 from airflow_outbox.postgres.connection import storable
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.kept_columns import archived, kept_columns
 from airflow_outbox.postgres.slots import own
 from airflow_outbox.postgres.statements import Statements, composed
 from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.postgres.undeleted import refusal_of
 from airflow_outbox.values.pages import Length, OutboxRow
 from airflow_outbox.values.records import Key, Lane, Snapshot, short_key
 from airflow_outbox.values.refusals import Cause, Refusal
@@ -31,6 +32,10 @@ _PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked
 _ROWS_AT_ONCE = 10_000
 _TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
 _PASSING_CAUSES = [cause.value for cause in Cause if cause.can_pass]
+
+
+class _HeldError(Exception):
+    """Records are still there that were deleted."""
 
 
 class ParkedTable:
@@ -61,6 +66,7 @@ class ParkedTable:
             },
         )
         self._shard = table.shard
+        self._undeleted = table.undeleted
         slots = list(table.slots or ())
         self._given = {"shard": table.shard, "slots": slots, "causes": _TOPIC_CAUSES, "most_bytes": table.most_bytes}
 
@@ -76,15 +82,47 @@ class ParkedTable:
 
     def park(self, view: UUID, records: Mapping[int, Refusal | None], snapshot: Snapshot | None) -> None:
         """Move records of the outbox here, by id: those whose transactions the snapshot sees, or (without one) those
-        that carry this view's mark.
+        that carry this view's mark. Raises ConfigurationError when Postgres does not keep them.
         """
         mine = self._statements.composed("parked.marked" if snapshot is None else "parked.visible")
         seen = None if snapshot is None else str(snapshot)
         ids = sorted(records)
         for first in range(0, len(ids), _PARKED_AT_ONCE):
             slice_ = {identity: records[identity] for identity in ids[first : first + _PARKED_AT_ONCE]}
-            values = {"view": view, "snapshot": seen, **self._columns_of(slice_)}
-            self._require_fence(self._rows("park", values, mine=mine))
+            self._park({"view": view, "snapshot": seen, **self._columns_of(slice_)}, mine)
+
+    def _park(self, values: Mapping[str, Any], mine: sql.Composable) -> None:
+        """Move records here. If Postgres won't delete one, copies of all are made instead, and the records noted as
+        undeleted: they have to come here in their order. Those that it does delete go when they are tried again.
+        """
+        try:
+            with translated(self._name), self._connection.transaction():
+                moved = self._entered("park", values, mine)
+                held = moved < len(values["ids"]) and self._rows("held", values, mine=mine)
+                if not held:
+                    return
+                raise _HeldError
+        except _HeldError:
+            reason = self._undeleted.keeper()
+        except PostgresError as error:
+            if (refusal := refusal_of(error)) is None:
+                raise
+            reason = refusal
+        with translated(self._name), self._connection.transaction():
+            self._entered("park_copies", {**values, "held": reason}, mine)
+        self._undeleted.are_noted()
+
+    def _entered(self, statement: str, values: Mapping[str, Any], mine: sql.Composable) -> int:
+        """Run a statement that moves or copies records here; return how many. Raises ConfigurationError if some are not
+        here afterwards: the transaction must not be committed, else they would be nowhere.
+        """
+        _, moved, lost = self._require_fence(self._rows(statement, values, mine=mine))
+        if lost:
+            raise ConfigurationError(
+                f"{self._name.sibling('parked')}: {lost} records were entered and are not there. Find out what "
+                "takes them away, such as a trigger, and remove that"
+            )
+        return int(moved)
 
     def due(self, *, max_records: int, max_bytes: int, of_all_lanes: bool) -> tuple[list[OutboxRow], str | None]:
         """Return the records to publish now, in order, each with its number in place of an id, and the snapshot in
@@ -113,8 +151,16 @@ class ParkedTable:
         return {transaction_id: Length(records, last) for transaction_id, records, last in rows}
 
     def unpark(self, view: UUID, numbers: Sequence[int], *, batch: int | None = None) -> None:
-        """Delete published records, by number, or archive them. `batch` is theirs in the ledger."""
-        self._require_fence(self._rows("unpark", {"view": view, "numbers": list(numbers), "batch": batch}))
+        """Delete published records, by number, or archive them. `batch` is theirs in the ledger. Raises
+        ConfigurationError when Postgres keeps one.
+        """
+        values = {"view": view, "numbers": list(numbers), "batch": batch}
+        _, deleted = self._require_fence(self._rows("unpark", values))
+        if deleted < len(numbers) and self._rows("kept", values)[0][0]:
+            raise ConfigurationError(
+                f"{self._name.sibling('parked')}: a record was published and deleted, and is still there. Find out "
+                "what keeps it, such as a trigger, and remove that"
+            )
 
     def note_refusals(
         self, view: UUID, refusals: Mapping[int, Refusal], *, others: Collection[int], tried_in: str | None = None

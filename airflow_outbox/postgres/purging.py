@@ -1,13 +1,12 @@
-"""The parts that all purges share: what becomes of the deleted rows, and a look at rows that were not deleted."""
+"""The parts that all purges share: what becomes of the deleted rows, and how old they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.postgres.kept_columns import archived
 
 if TYPE_CHECKING:
@@ -20,18 +19,6 @@ def purging_parts(table: OutboxTable) -> Mapping[str, sql.Composable]:
     if not table.archives:
         return {"returned": sql.SQL("RETURNING 1"), "archived": sql.SQL(""), "age": age}
     return {"returned": sql.SQL("RETURNING *"), "archived": archived(table.name, table.columns), "age": age}
-
-
-def require_gone(table: OutboxTable, kept: tuple[Any, ...] | None) -> None:
-    """Raise ConfigurationError if a purged record is kept. One that is gone may have been deleted before: by an
-    earlier term, or by somebody else.
-    """
-    if kept:
-        table.require_sound()
-        raise ConfigurationError(
-            f"{table.name}: record {kept[0]} is published, but Postgres keeps it although it was deleted. "
-            "Find out what keeps it, such as a trigger, and remove that"
-        )
 
 
 def middle(ids: Sequence[int]) -> int | None:

@@ -25,6 +25,7 @@ KINDS = {
     "commits": "table",
     "adopted": "table",
     "parked": "table",
+    "undeleted": "table",
     "published": "view",
     "trouble": "table",
     "positions": "table",

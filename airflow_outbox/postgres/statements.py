@@ -26,6 +26,7 @@ _BESIDE = (
     "commits",
     "adopted",
     "parked",
+    "undeleted",
     "published",
     "archive",
     "loaded",
@@ -53,7 +54,8 @@ def filled(text: str, outbox: OutboxName | None, /, **parts: sql.Composable) -> 
 def _tables(outbox: OutboxName) -> dict[str, sql.Composable]:
     names = {suffix or "outbox": outbox.beside(suffix) for suffix in ("", *_BESIDE)}
     texts = {f"{suffix or 'outbox'}_text": sql.Literal(outbox.text(suffix)) for suffix in ("", *_BESIDE)}
-    return {**names, **texts}
+    waiting = sql.SQL(cast("Any", statement("undeleted.unless_undeleted"))).format(undeleted=names["undeleted"])
+    return {**names, **texts, "unless_undeleted": waiting}
 
 
 class Statements:

@@ -28,6 +28,7 @@ from airflow_outbox.postgres.soundness import require_sound
 from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.take_over import write_view
 from airflow_outbox.postgres.transaction_id_trigger import is_guarded
+from airflow_outbox.postgres.undeleted import UndeletedRecords
 from airflow_outbox.postgres.windows import WindowStatements
 from airflow_outbox.values.fence import (
     PRIMARY,
@@ -44,7 +45,7 @@ from airflow_outbox.values.pages import ANY_BYTES
 from airflow_outbox.values.records import Snapshot
 from airflow_outbox.values.verdict import Thresholds
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 SHARD = 0
 
 
@@ -109,6 +110,18 @@ class OutboxTable:
     def windows(self) -> WindowStatements:
         """The statements of exactly once."""
         return WindowStatements(self)
+
+    @cached_property
+    def undeleted(self) -> UndeletedRecords:
+        """The statements about records that Postgres won't delete."""
+        return UndeletedRecords(self)
+
+    @property
+    def fresh(self) -> sql.Composable:
+        """The part of a term's reading statements that leaves out undeleted records, if there are any when it begins.
+        Those of its own are not read again anyway. Costs a statement.
+        """
+        return self.statements.composed("undeleted.unless_undeleted") if self.undeleted.are_any() else sql.SQL("true")
 
     @cached_property
     def marks(self) -> MarkStatements:

@@ -16,9 +16,10 @@ from psycopg import sql
 from airflow_outbox.errors import PostgresError
 from airflow_outbox.postgres.changes import Changes
 from airflow_outbox.postgres.errors import translated
-from airflow_outbox.postgres.purging import middle, purging_parts, require_gone
+from airflow_outbox.postgres.purging import middle, purging_parts
 from airflow_outbox.postgres.slots import cursors_after, slot, slots_values
 from airflow_outbox.postgres.transaction_id_trigger import is_guarded
+from airflow_outbox.postgres.undeleted import refusal_of
 from airflow_outbox.values.fence import Purged
 from airflow_outbox.values.pages import Cursors, Length, OutboxRow, Page, PageBounds, PageSize, PageSnapshot
 from airflow_outbox.values.records import Snapshot
@@ -135,11 +136,31 @@ class WindowStatements:
     ) -> Purged:
         """Delete, or archive, published records that the snapshot sees, and announce the watermark, unless it is None.
 
-        `batch` is the records' number in the ledger. Raises FencedError, and ConfigurationError when Postgres keeps a
-        record.
+        `batch` is the records' number in the ledger. Those that Postgres won't delete are noted as undeleted. Raises
+        FencedError.
         """
+        undeleted, seen = self._table.undeleted, str(snapshot)
         announced = None if watermark is None else str(watermark)
-        values = {"snapshot": str(snapshot), "watermark": announced, "batch": batch, "sample": middle(ids)}
+
+        def delete(ids: Sequence[int]) -> Sequence[int]:
+            return self._kept(ids, self._purge(view, ids, snapshot=seen, batch=batch)[1], seen)
+
+        try:
+            _, deleted, flushed, age, _ = self._purge(view, ids, snapshot=seen, batch=batch, watermark=announced)
+        except PostgresError as error:
+            if refusal_of(error) is None:
+                raise
+            undeleted.note(view, undeleted.delete_apart(ids, delete), self._mine, snapshot=seen)
+            row = self._table.row("windows.announce", self._table.announcing, view=view, watermark=announced)
+            _, flushed, _ = self._table.fenced_unless(row)
+            return Purged(int(flushed))
+        undeleted.note(view, undeleted.kept(self._kept(ids, deleted, seen)), self._mine, snapshot=seen)
+        return Purged(int(flushed), age)
+
+    def _purge(
+        self, view: UUID, ids: Sequence[int], *, snapshot: str, batch: int | None = None, watermark: str | None = None
+    ) -> tuple[Any, ...]:
+        values = {"snapshot": snapshot, "watermark": watermark, "batch": batch, "sample": middle(ids)}
         between = _between(ids)
         if between is None:
             row = self._table.row(
@@ -147,10 +168,20 @@ class WindowStatements:
             )
         else:
             row = self._table.row("windows.purge_published", self._purging_between, view=view, **between, **values)
-        _, deleted, flushed, age, _ = self._table.fenced_unless(row)
-        if deleted < len(ids):
-            require_gone(self._table, self._table.row("windows.kept", ids=list(ids), snapshot=str(snapshot)))
-        return Purged(int(flushed), age)
+        return self._table.fenced_unless(row)
+
+    def _kept(self, ids: Sequence[int], deleted: int, snapshot: str) -> list[int]:
+        """Return the records that are still there. One that is gone may have been deleted before: by an earlier term,
+        or by somebody else.
+        """
+        if deleted == len(ids):
+            return []
+        rows = self._table.statements.rows("windows.kept", {"ids": list(ids), "snapshot": snapshot})
+        return [identity for (identity,) in rows]
+
+    @cached_property
+    def _mine(self) -> sql.Composable:
+        return self._table.statements.composed("parked.visible")
 
     @cached_property
     def _purging(self) -> Mapping[str, sql.Composable]:
@@ -199,6 +230,7 @@ class WindowStatements:
                 measured=self._table.statements.composed("windows.measured"),
                 last_drawn=self._table.statements.composed("windows.last_drawn"),
                 slot=self._slot,
+                fresh=self._table.fresh,
                 **first,
             ).as_bytes(self._table.connection)
             for statement in ("read_window", "read_on", "read_slots_window", "read_slots_on")

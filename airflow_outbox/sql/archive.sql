@@ -10,6 +10,7 @@ CREATE TABLE {archive} (LIKE {outbox}, archived_at TIMESTAMPTZ NOT NULL, view UU
 ALTER TABLE {archive} DROP COLUMN leader_id, ALTER COLUMN kafka_key DROP NOT NULL;
 CREATE INDEX ON {archive} (id);
 CREATE TABLE {default} PARTITION OF {archive} DEFAULT;
+ALTER TABLE {default} REPLICA IDENTITY FULL
 
 -- archived --
 -- Part of the purging statements, where the rows that they delete (`purged`) are archived.
@@ -31,8 +32,10 @@ SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE i
 
 -- add_partition --
 -- A day's partition, with that day's records from the default one. Attaching it locks the default partition, and the
--- archive only against other changes of its partitions; so purging goes on.
+-- archive only against other changes of its partitions; so purging goes on. With a replica identity, rows of a table without
+-- a key can be deleted although a publication has it.
 CREATE TABLE {partition} (LIKE {archive});
+ALTER TABLE {partition} REPLICA IDENTITY FULL;
 WITH moved AS (DELETE FROM {default} WHERE archived_at >= {begin} AND archived_at < {end} RETURNING *)
 INSERT INTO {partition} SELECT * FROM moved;
 ALTER TABLE {archive} ATTACH PARTITION {partition} FOR VALUES FROM ({begin}) TO ({end});

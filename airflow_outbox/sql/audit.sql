@@ -26,10 +26,12 @@ SELECT least((SELECT min(id) FROM {table}), (SELECT min(id) FROM {outbox}), (SEL
        greatest((SELECT max(id) FROM {table}), (SELECT max(id) FROM {outbox}), (SELECT max(id) FROM {parked}))
 
 -- stashed --
--- The stashed records with ids between the bounds, and whether each still waits in the outbox or is parked.
+-- The stashed records with ids between the bounds, and whether each still waits in the outbox or is parked. One that is
+-- published and can't be deleted waits no more.
 SELECT id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
        {partition}, ({transaction})::text::bigint, extract(epoch FROM {time})::float8,
        EXISTS (SELECT FROM {outbox} AS waiting WHERE waiting.id = record.id)
+       AND NOT EXISTS (SELECT FROM {undeleted} AS undeleted WHERE undeleted.id = record.id AND published)
        OR EXISTS (SELECT FROM {parked} AS parked WHERE parked.id = record.id)
 FROM {table} AS record
 WHERE kafka_topic = ANY(%(topics)s) AND id BETWEEN %(first)s AND %(last)s

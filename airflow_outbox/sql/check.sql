@@ -18,6 +18,7 @@ SELECT has_table_privilege(%(outbox)s, 'SELECT') AND has_table_privilege(%(outbo
            FROM unnest(ARRAY['ledger_topic_id', 'witnessed_batch', 'ledger_offset', 'transactional_ids']) AS name
        ) AS ledger,
        (SELECT bool_and(has_table_privilege(%(parked)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS parked,
+       (SELECT bool_and(has_table_privilege(%(undeleted)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS undeleted,
        (SELECT bool_and(has_table_privilege(%(trouble)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS trouble,
        (SELECT bool_and(has_table_privilege(%(positions)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS positions,
        has_table_privilege(%(history)s, 'SELECT') AND has_table_privilege(%(history)s, 'INSERT') AND (
@@ -55,8 +56,23 @@ ORDER BY relname, virtualtransaction
 
 -- pending_topics --
 -- The topics of waiting records, as far as a look at the first ones tells.
-SELECT DISTINCT kafka_topic FROM (SELECT kafka_topic FROM {outbox} ORDER BY id LIMIT %(limit)s) AS head
+SELECT DISTINCT kafka_topic FROM (SELECT kafka_topic FROM {outbox} AS record WHERE {unless_undeleted} ORDER BY id LIMIT %(limit)s) AS head
 
 -- paused --
 -- Since when the outbox is paused (null: an earlier release did not note it); no row while it is not.
 SELECT paused_at FROM {state} WHERE paused
+
+-- foreign_keys --
+-- The foreign keys that refer to one of these tables: their names, the tables that they are of, those that they refer to, and
+-- what a delete does, as one letter.
+SELECT conname::text, conrelid::regclass::text, wanted.name, confdeltype::text
+FROM unnest(%(tables)s::text[]) AS wanted (name)
+JOIN pg_constraint ON contype = 'f' AND confrelid = to_regclass(wanted.name)
+ORDER BY wanted.name, conrelid::regclass::text, conname
+
+-- delete_triggers --
+-- The outbox's triggers on a delete, and whether each acts before a row is deleted. As bits: for each row, before, on delete.
+SELECT tgname::text, tgtype & 1 <> 0 AND tgtype & 2 <> 0
+FROM pg_trigger
+WHERE tgrelid = to_regclass(%(outbox)s) AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 8 <> 0
+ORDER BY tgname

@@ -101,7 +101,7 @@ RETURNING true
 
 -- unpublished --
 -- Whether one of these records waits in the outbox, or one of these numbers among the parked records.
-SELECT EXISTS (SELECT FROM {outbox} WHERE id = ANY(%(ids)s::bigint[]))
+SELECT EXISTS (SELECT FROM {outbox} AS record WHERE id = ANY(%(ids)s::bigint[]) AND {unless_undeleted})
        OR EXISTS (SELECT FROM {parked} WHERE number = ANY(%(numbers)s::bigint[]) AND discarded_at IS NULL)
 
 -- close_attach --

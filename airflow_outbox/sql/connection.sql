@@ -14,6 +14,7 @@ SET default_transaction_isolation = 'read committed';
 SET default_transaction_read_only = off;
 SET row_security = off;
 SET DateStyle = 'ISO, YMD';
+SET TimeZone = 'UTC';
 SET bytea_output = 'hex';
 SET array_nulls = on;
 SET transform_null_equals = off;

@@ -27,7 +27,7 @@ ORDER BY 1, 2
 -- waits --
 -- Part of the look at several outboxes: whether this one has a record. By the primary key, so that dead rows are passed
 -- once.
-coalesce((SELECT true FROM {outbox} ORDER BY id LIMIT 1), false)
+coalesce((SELECT true FROM {outbox} AS record WHERE {unless_undeleted} ORDER BY id LIMIT 1), false)
 
 -- look --
 -- The look itself.

@@ -12,7 +12,7 @@ WITH due AS MATERIALIZED (
         FROM (
             SELECT id, size
             FROM {outbox} AS record {measured}
-            WHERE leader_id IS DISTINCT FROM %(view)s AND (leader_id IS NOT NULL OR NOT %(only_marked)s)
+            WHERE leader_id IS DISTINCT FROM %(view)s AND (leader_id IS NOT NULL OR NOT %(only_marked)s) AND {fresh}
             ORDER BY id
             LIMIT %(max_records)s
         ) AS unmarked
@@ -36,7 +36,7 @@ ORDER BY id
 
 -- holds_marks --
 -- Whether marked records are still there. Harvesting exactly once marks none.
-SELECT EXISTS (SELECT FROM {outbox} WHERE leader_id IS NOT NULL)
+SELECT EXISTS (SELECT FROM {outbox} AS record WHERE leader_id IS NOT NULL AND {unless_undeleted})
 
 -- purge --
 -- Deletes published records, or archives them, by exact ids, as long as they carry this view's mark and the fence names
@@ -50,8 +50,8 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM purged), {age}
 
 -- kept --
--- The first of these records that `purge` should have deleted and that is still there.
-SELECT id FROM {outbox} WHERE id = ANY(%(ids)s) AND leader_id = %(view)s ORDER BY id LIMIT 1
+-- The records of these that `purge` should have deleted and that are still there.
+SELECT id FROM {outbox} WHERE id = ANY(%(ids)s) AND leader_id = %(view)s
 
 -- reset --
 -- Removes this view's mark from records that could not be published, so that the next mark of any view finds them.
@@ -64,4 +64,4 @@ SELECT EXISTS (SELECT FROM fence)
 
 -- is_empty --
 -- Whether every committed record has been published and purged.
-SELECT NOT EXISTS (SELECT FROM {outbox})
+SELECT NOT EXISTS (SELECT FROM {outbox} AS record WHERE {unless_undeleted})

@@ -32,12 +32,13 @@ CASE WHEN octet_length(kafka_key) > %(most_bytes)s THEN lane_key ELSE kafka_key 
 SELECT DISTINCT kafka_topic FROM {parked} WHERE discarded_at IS NULL AND cause IS NOT NULL AND cause = ANY(%(causes)s) {own}
 
 -- park --
--- Moves records out of the outbox, by exact ids, if the view may move them. Returns whether the fence names this view.
+-- Moves records out of the outbox, by exact ids, if the view may move them. Returns whether the fence names this view,
+-- how many records it deleted, and how many of these it did not park. One that is undeleted was parked before.
 WITH fence AS MATERIALIZED (
     SELECT incarnation FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), moved AS (
-    DELETE FROM {outbox}
-    WHERE id = ANY(%(ids)s) AND {mine} AND EXISTS (SELECT FROM fence)
+    DELETE FROM {outbox} AS record
+    WHERE id = ANY(%(ids)s) AND {mine} AND {unless_undeleted} AND EXISTS (SELECT FROM fence)
     RETURNING *
 ), parked AS (
     INSERT INTO {parked} ({columns}, incarnation, cause, reason, retry_at)
@@ -47,15 +48,46 @@ WITH fence AS MATERIALIZED (
         USING (id)
     CROSS JOIN fence
     ORDER BY id
+    RETURNING true
 )
-SELECT EXISTS (SELECT FROM fence)
+SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM moved), (SELECT count(*) FROM moved) - (SELECT count(*) FROM parked)
+
+-- park_copies --
+-- Parks copies of records that Postgres would not delete, and notes these, if the fence names this view. One that is noted
+-- already was parked. Returns what `park` returns.
+WITH fence AS MATERIALIZED (
+    SELECT incarnation FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), noted AS (
+    INSERT INTO {undeleted} AS known (id, create_time, shard, published, reason)
+    SELECT id, create_time, %(shard)s, false, %(held)s
+    FROM {outbox}
+    WHERE id = ANY(%(ids)s) AND {mine} AND EXISTS (SELECT FROM fence)
+    ON CONFLICT (id) DO UPDATE
+    SET create_time = excluded.create_time, shard = excluded.shard, published = false, reason = excluded.reason, tried_at = clock_timestamp()
+    WHERE known.create_time <> excluded.create_time
+    RETURNING id
+), parked AS (
+    INSERT INTO {parked} ({columns}, incarnation, cause, reason, retry_at)
+    SELECT {columns}, incarnation, why.cause, why.reason, clock_timestamp() + why.delay * interval '1 second'
+    FROM {outbox} JOIN noted USING (id)
+    JOIN unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (id, cause, reason, delay)
+        USING (id)
+    CROSS JOIN fence
+    ORDER BY id
+    RETURNING true
+)
+SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM noted), (SELECT count(*) FROM noted) - (SELECT count(*) FROM parked)
+
+-- held --
+-- The records of these that `park` should have deleted and that are still there, and that are not parked either.
+SELECT id FROM {outbox} AS record WHERE id = ANY(%(ids)s) AND {mine} AND {unless_undeleted}
 
 -- visible --
--- Part of `park`, exactly once.
+-- Part of the statements about records that go, exactly once.
 pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
 
 -- marked --
--- Part of `park`, at least once.
+-- Part of the statements about records that go, at least once.
 leader_id = %(view)s
 
 -- due --
@@ -117,14 +149,14 @@ ORDER BY number
 SELECT DISTINCT transaction_id::text::bigint
 FROM {parked} AS part
 WHERE incarnation = (SELECT incarnation FROM {shard} WHERE shard = %(shard)s)
-  AND EXISTS (SELECT FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id)
+  AND EXISTS (SELECT FROM {outbox} AS record WHERE record.transaction_id = part.transaction_id AND {unless_undeleted})
 
 -- lengths --
 -- How many records of each of these transactions wait, or are still in the outbox, so that one being parked is not
 -- taken for whole; and the last parked one's number. Only retryable transactions: none of their records waits for a
 -- manual retry, or somebody has asked for a retry of any records, which may wait behind it.
 SELECT transaction_id::text::bigint,
-       count(*) + (SELECT count(*) FROM {outbox} AS rest WHERE rest.transaction_id = part.transaction_id),
+       count(*) + (SELECT count(*) FROM {outbox} AS record WHERE record.transaction_id = part.transaction_id AND {unless_undeleted}),
        max(number)
 FROM {parked} AS part
 WHERE discarded_at IS NULL AND transaction_id = ANY(%(transaction_ids)s::text[]::xid8[])
@@ -133,13 +165,18 @@ HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))
     OR EXISTS (SELECT FROM {parked} WHERE discarded_at IS NULL AND requested = 'retry')
 
 -- unpark --
--- Deletes published parked records, and archives them, where that is wanted.
+-- Deletes published parked records, and archives them, where that is wanted. Returns whether the fence names this view, and
+-- how many records it deleted.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), purged AS (
     DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING *
 ) {archived}
-SELECT EXISTS (SELECT FROM fence)
+SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM purged)
+
+-- kept --
+-- Whether one of these records is still there, although `unpark` should have deleted it.
+SELECT EXISTS (SELECT FROM {parked} WHERE number = ANY(%(numbers)s))
 
 -- release --
 -- Makes due the records that nothing holds any more: the first ones of lanes, unless they were refused themselves or a

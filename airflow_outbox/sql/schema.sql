@@ -1,4 +1,4 @@
--- The tables of an outbox, whole, at schema version 17; `transaction_id_trigger.sql` adds the outbox's trigger.
+-- The tables of an outbox, whole, at schema version 18; `transaction_id_trigger.sql` adds the outbox's trigger.
 -- {outbox}, {state}, {commits}, ...: the tables' names. {key_type}, {value_type}, {header_type}: TEXT, VARCHAR(n) or BYTEA;
 -- {lane_type}: TEXT or BYTEA, as the key.
 -- The first eight columns of the outbox are goharvest's. Run in one transaction.
@@ -205,7 +205,20 @@ CREATE INDEX ON {parked} (kafka_topic, number) WHERE discarded_at IS NULL;
 CREATE INDEX ON {parked} (kafka_topic, number) WHERE discarded_at IS NOT NULL;
 CREATE INDEX ON {parked} (transaction_id);
 
-INSERT INTO {state} (outbox_id, schema_version) VALUES (gen_random_uuid(), 17);
+-- Records that are gone for harvesters, published or (unless `published`) parked, and that Postgres would not delete from the
+-- outbox: something refers to them, or a trigger objects. `shard` is that of the leader who noted this.
+CREATE TABLE {undeleted} (
+    id          BIGINT PRIMARY KEY,
+    create_time TIMESTAMPTZ NOT NULL,
+    shard       INTEGER NOT NULL,
+    published   BOOLEAN NOT NULL,
+    reason      TEXT NOT NULL,
+    noted_at    TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    tried_at    TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON {undeleted} (tried_at);
+
+INSERT INTO {state} (outbox_id, schema_version) VALUES (gen_random_uuid(), 18);
 INSERT INTO {shard} (shard, outbox_id, incarnation, secret) SELECT 0, outbox_id, incarnation, secret FROM {state};
 INSERT INTO {ledger} (shard) VALUES (0);
 INSERT INTO {cluster} (name, part) VALUES ('primary', 'primary');

@@ -46,10 +46,11 @@ FROM (
     FROM used JOIN pg_trigger ON tgrelid = used.oid AND NOT tgisinternal JOIN pg_proc AS function ON function.oid = tgfoid
     WHERE proowner NOT IN (SELECT oid FROM trusted)
     UNION ALL
-    -- As bits: for each row, before, on delete.
-    SELECT relname, 8, 'has the trigger ' || tgname || ' before a delete, which may keep records that are published: make it an AFTER trigger'
+    -- As bits: for each row, before; on an insert, a delete, an update. The parked table has two of its own.
+    SELECT relname, 8, 'has the trigger ' || tgname || ', which may change or keep back what a harvester writes there: drop it, or make it an AFTER trigger'
     FROM used JOIN pg_trigger ON tgrelid = used.oid AND NOT tgisinternal
-    WHERE is_outbox AND tgenabled <> 'D' AND tgtype & 1 <> 0 AND tgtype & 2 <> 0 AND tgtype & 8 <> 0
+    WHERE NOT is_outbox AND tgenabled <> 'D' AND tgtype & 1 <> 0 AND tgtype & 2 <> 0
+          AND tgtype & (4 + 8 + CASE WHEN tgname IN ('asked', 'requested') THEN 0 ELSE 16 END) <> 0
     UNION ALL
     SELECT relname, 9, 'has row level security, which hides rows from this role' FROM used WHERE row_security_active(used.oid)
     UNION ALL

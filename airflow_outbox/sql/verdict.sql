@@ -36,8 +36,8 @@ GROUP BY state.paused, state.paused_at, state.halted, state.attach_wanted
 -- How many records wait, counted by the primary key up to a bound and one more, and for how many seconds the oldest of
 -- the first hundred has. A writer may give any time: infinity is ignored, and a time in the future counts as now. No
 -- shard is told apart here.
-SELECT NULL::integer AS shard, (SELECT count(*) FROM (SELECT id FROM {outbox} ORDER BY id LIMIT %(most)s + 1) AS counted) AS records, {age} AS oldest_age
-FROM (SELECT create_time FROM {outbox} ORDER BY id LIMIT 100) AS first
+SELECT NULL::integer AS shard, (SELECT count(*) FROM (SELECT id FROM {outbox} AS record WHERE {unless_undeleted} ORDER BY id LIMIT %(most)s + 1) AS counted) AS records, {age} AS oldest_age
+FROM (SELECT create_time FROM {outbox} AS record WHERE {unless_undeleted} ORDER BY id LIMIT 100) AS first
 WHERE isfinite(create_time)
 
 -- backlog_after_watermark --
@@ -52,15 +52,15 @@ SELECT known.shard, waiting.records, waiting.oldest_age
 FROM known CROSS JOIN LATERAL (
     SELECT (
         SELECT count(*) FROM (
-            (SELECT FROM {outbox} WHERE transaction_id = ANY(running) LIMIT most)
+            (SELECT FROM {outbox} AS record WHERE transaction_id = ANY(running) AND {unless_undeleted} LIMIT most)
             UNION ALL
-            (SELECT FROM {outbox} WHERE transaction_id >= next ORDER BY transaction_id LIMIT most)
+            (SELECT FROM {outbox} AS record WHERE transaction_id >= next AND {unless_undeleted} ORDER BY transaction_id LIMIT most)
         ) AS counted
     ) AS records, {age} AS oldest_age
     FROM (
-        (SELECT create_time FROM {outbox} WHERE transaction_id = ANY(running) LIMIT 100)
+        (SELECT create_time FROM {outbox} AS record WHERE transaction_id = ANY(running) AND {unless_undeleted} LIMIT 100)
         UNION ALL
-        (SELECT create_time FROM {outbox} WHERE transaction_id >= next ORDER BY transaction_id LIMIT 100)
+        (SELECT create_time FROM {outbox} AS record WHERE transaction_id >= next AND {unless_undeleted} ORDER BY transaction_id LIMIT 100)
     ) AS first
     WHERE isfinite(create_time)
 ) AS waiting
@@ -71,17 +71,17 @@ FROM known CROSS JOIN LATERAL (
     SELECT (
         SELECT count(*) FROM (
             SELECT FROM unnest(slots) AS own (slot) CROSS JOIN LATERAL (
-                (SELECT FROM {outbox} WHERE {slot} = own.slot AND transaction_id = ANY(running) LIMIT most)
+                (SELECT FROM {outbox} AS record WHERE {slot} = own.slot AND transaction_id = ANY(running) AND {unless_undeleted} LIMIT most)
                 UNION ALL
-                (SELECT FROM {outbox} WHERE {slot} = own.slot AND transaction_id >= next ORDER BY transaction_id LIMIT most)
+                (SELECT FROM {outbox} AS record WHERE {slot} = own.slot AND transaction_id >= next AND {unless_undeleted} ORDER BY transaction_id LIMIT most)
             ) AS page
             LIMIT most
         ) AS counted
     ) AS records, {age} AS oldest_age
     FROM unnest(slots) AS own (slot) CROSS JOIN LATERAL (
-        (SELECT create_time FROM {outbox} WHERE {slot} = own.slot AND transaction_id = ANY(running) LIMIT 10)
+        (SELECT create_time FROM {outbox} AS record WHERE {slot} = own.slot AND transaction_id = ANY(running) AND {unless_undeleted} LIMIT 10)
         UNION ALL
-        (SELECT create_time FROM {outbox} WHERE {slot} = own.slot AND transaction_id >= next ORDER BY transaction_id LIMIT 10)
+        (SELECT create_time FROM {outbox} AS record WHERE {slot} = own.slot AND transaction_id >= next AND {unless_undeleted} ORDER BY transaction_id LIMIT 10)
     ) AS first
     WHERE isfinite(create_time)
 ) AS waiting
@@ -93,14 +93,22 @@ CASE WHEN count(*) > 0 THEN least(3e9, greatest(0, extract(epoch FROM clock_time
 
 -- parked --
 -- Refused records that wait, by shard and cause, of at most this many: how many, since when, and why one of them was
--- refused. Where there is one shard, no slot is reckoned.
+-- refused; and likewise published ones that Postgres would not delete. Where there is one shard, no slot is reckoned.
 SELECT shard, cause, count(*) AS records, min(parked_at) AS since, min(coalesce(reason, cause)) AS reason
 FROM (
-    SELECT CASE WHEN shards = 1 THEN 0 ELSE mod({slot}, shards) END AS shard, cause, parked_at, reason
-    FROM {parked} CROSS JOIN (SELECT shards FROM {state}) AS present
-    WHERE discarded_at IS NULL AND cause IS NOT NULL
-    ORDER BY cause, kafka_topic
-    LIMIT %(most_parked)s
+    (
+        SELECT CASE WHEN shards = 1 THEN 0 ELSE mod({slot}, shards) END AS shard, cause, parked_at, reason
+        FROM {parked} CROSS JOIN (SELECT shards FROM {state}) AS present
+        WHERE discarded_at IS NULL AND cause IS NOT NULL
+        ORDER BY cause, kafka_topic
+        LIMIT %(most_parked)s
+    ) UNION ALL (
+        SELECT CASE WHEN shard < shards THEN shard ELSE 0 END, 'undeleted', noted_at, reason
+        FROM {undeleted} CROSS JOIN (SELECT shards FROM {state}) AS present
+        WHERE published
+        ORDER BY id
+        LIMIT %(most_parked)s
+    )
 ) AS refused
 GROUP BY shard, cause
 ORDER BY shard, cause

@@ -45,6 +45,7 @@ UNION ALL (
             UNION ALL
             SELECT * FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot)))
         ) AS record {measured}
+        WHERE {fresh}
         OFFSET 0
     ) AS due
     ORDER BY id
@@ -63,7 +64,7 @@ UNION ALL (
     FROM (
         SELECT record.*, fits, size
         FROM {outbox} AS record {measured}
-        WHERE id > %(above)s
+        WHERE id > %(above)s AND {fresh}
           AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
           AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
     ) AS due
@@ -96,6 +97,7 @@ UNION ALL (
                   AND transaction_id >= pg_snapshot_xmin(%(after)s::pg_snapshot)
                   AND transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(%(after)s::pg_snapshot)))
             ) AS record {measured}
+            WHERE {fresh}
             OFFSET 0
         ) AS due
         ORDER BY id
@@ -117,7 +119,7 @@ UNION ALL (
         FROM (
             SELECT record.*, fits, size
             FROM {outbox} AS record {measured}
-            WHERE {slot} = own.slot AND id > own.above
+            WHERE {slot} = own.slot AND id > own.above AND {fresh}
               AND (%(within)s::pg_snapshot IS NULL OR pg_visible_in_snapshot(transaction_id, %(within)s::pg_snapshot))
               AND (%(after)s::pg_snapshot IS NULL OR NOT pg_visible_in_snapshot(transaction_id, %(after)s::pg_snapshot))
         ) AS due
@@ -208,11 +210,21 @@ SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM purged), (pg_current_wa
     WHERE %(watermark)s::text IS NOT NULL
 )
 
+-- announce --
+-- The end of `purge_published` alone, where a trigger lets no delete through. Returns whether the fence names this view, and
+-- how far Postgres' log is on disk.
+WITH fence AS MATERIALIZED (
+    SELECT shard, outbox_id, incarnation, secret, layout, slots FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+)
+SELECT EXISTS (SELECT FROM fence), (pg_current_wal_flush_lsn() - '0/0')::bigint, (
+    SELECT pg_notify({channel}, {announcement})
+    FROM fence
+    WHERE %(watermark)s::text IS NOT NULL
+)
+
 -- kept --
--- The first of these records that `purge_published` should have deleted and that is still there.
-SELECT id FROM {outbox}
-WHERE id = ANY(%(ids)s) AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
-ORDER BY id LIMIT 1
+-- The records of these that `purge_published` should have deleted and that are still there.
+SELECT id FROM {outbox} WHERE id = ANY(%(ids)s) AND pg_visible_in_snapshot(transaction_id, %(snapshot)s::pg_snapshot)
 
 -- age --
 -- Part of `purge_published` and `purge`: how many seconds ago the transaction began that stashed the record `sample`,
@@ -234,5 +246,10 @@ id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 WITH known AS MATERIALIZED (
     SELECT coalesce(watermark, '1:1:') AS watermark FROM {shard} WHERE slots IS DISTINCT FROM ARRAY[]::integer[]
 )
-SELECT NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id >= (SELECT pg_snapshot_xmax(watermark) FROM known ORDER BY 1 LIMIT 1))
-   AND NOT EXISTS (SELECT FROM {outbox} WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)))
+SELECT NOT EXISTS (
+    SELECT FROM {outbox} AS record
+    WHERE transaction_id >= (SELECT pg_snapshot_xmax(watermark) FROM known ORDER BY 1 LIMIT 1) AND {unless_undeleted}
+) AND NOT EXISTS (
+    SELECT FROM {outbox} AS record
+    WHERE transaction_id = ANY(ARRAY(SELECT pg_snapshot_xip(watermark) FROM known)) AND {unless_undeleted}
+)

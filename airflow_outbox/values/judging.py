@@ -14,8 +14,10 @@ from airflow_outbox.values.positions import heard_last
 from airflow_outbox.values.refusals import Cause
 from airflow_outbox.values.verdict import (
     BY_GRAVITY,
+    UNDELETED,
     ClusterFacts,
     Facts,
+    ParkedRefusals,
     State,
     Thresholds,
     Trouble,
@@ -259,14 +261,26 @@ def _parked(facts: Facts, thresholds: Thresholds) -> Verdict | None:
     found = {
         cause: refusals
         for cause, refusals in facts.parked.items()
-        if cause not in _PASSING or facts.seconds_since(refusals.since) > thresholds.lagging_after
+        if cause != UNDELETED
+        and (cause not in _PASSING or facts.seconds_since(refusals.since) > thresholds.lagging_after)
     }
     if not found:
-        return None
+        return _undeleted(facts.parked.get(UNDELETED))
     counts = ", ".join(f"{refusals.records} {cause}" for cause, refusals in found.items())
     first = min(found.values(), key=lambda refusals: refusals.since)
     remedy = "`airflow-outbox parked list` shows them: remove the cause and `parked retry`, or `parked discard`"
     return Verdict(State.LAGGING, f"records are parked ({counts}): {first.reason}", first.since, remedy)
+
+
+def _undeleted(found: ParkedRefusals | None) -> Verdict | None:
+    if found is None:
+        return None
+    remedy = (
+        "`airflow-outbox parked list` shows them. Remove what refers to them, or the trigger that keeps them; they are "
+        "deleted soon after that"
+    )
+    cause = f"published records can't be deleted ({found.records}): {found.reason}"
+    return Verdict(State.LAGGING, cause, found.since, remedy)
 
 
 def _healthy(facts: Facts) -> Verdict:

@@ -97,7 +97,8 @@ PARKED: Final = Metric(
     "outbox.parked",
     MetricKind.GAUGE,
     "records",
-    "parked records that can't be published, by cause; all causes together are counted up to 1,000",
+    "parked records that can't be published, by cause, and as `undeleted` published ones that can't be deleted; all "
+    "causes together are counted up to 1,000, `undeleted` apart from them",
     ("cause",),
 )
 LEADER_SILENCE: Final = Metric(

@@ -143,6 +143,10 @@ class Backlog:
         )
 
 
+UNDELETED: Final = "undeleted"
+"""In place of a cause of parking: records that are published, and that Postgres would not delete."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParkedRefusals:
     """The parked records that one cause has refused: how many at least, since when, and why the first was."""
@@ -160,7 +164,7 @@ class Facts:
     - `published_at`: when a leader last reported that records were published
     - `doubt`: why nobody can tell what is published, such as a halt
     - `backlog`: None if it could not be counted in time
-    - `parked`: refused records by cause
+    - `parked`: refused records by cause; and, as `UNDELETED`, those that Postgres would not delete
     - `in_flight`, `rate`: the leader's records in flight, and how many a second it published lately
     - `clusters`: the outbox's, the primary first (empty: there is one)
     - `layout`: the number of the layout

@@ -22,6 +22,7 @@ TAKEN = {
     "outbox_owed": "TABLE {} (id bigint)",
     "outbox_owed_rows": "TABLE {} (id bigint)",
     "outbox_parked": "TABLE {} (id bigint)",
+    "outbox_undeleted": "TABLE {} (id bigint)",
     "outbox_trouble": "TABLE {} (id bigint)",
     "outbox_positions": "TABLE {} (id bigint)",
     "outbox_history": "TABLE {} (id bigint)",

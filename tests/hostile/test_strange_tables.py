@@ -91,14 +91,14 @@ def test_row_security_in_mid_term_stops_the_harvest_and_says_so(town: Town) -> N
         harvester.end()
 
 
-async def test_nobody_harvests_a_table_that_may_keep_what_is_published(town: Town) -> None:
+async def test_nobody_harvests_while_a_trigger_may_keep_what_is_parked(town: Town) -> None:
     town.make_outbox()
     table = PostgresTable(town.dsn("harvest"), OutboxName.parse("outbox"), Limits())
     await table.take_over(uuid.uuid4())
     with town.connect("owner") as owner:
         owner.execute("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
-        owner.execute("CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()")
-    problem = "outbox has the trigger keep before a delete"
+        owner.execute("CREATE TRIGGER keep BEFORE DELETE ON outbox_parked FOR EACH ROW EXECUTE FUNCTION keep()")
+    problem = "outbox_parked has the trigger keep"
     with pytest.raises(ConfigurationError, match=problem):
         await table.take_over(uuid.uuid4())
     await table.close()

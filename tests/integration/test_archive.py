@@ -23,6 +23,7 @@ from airflow_outbox.postgres.parked import ParkedTable
 from airflow_outbox.postgres.schema import grant_statements, init_outbox
 from airflow_outbox.postgres.table import SCHEMA_VERSION, OutboxTable
 from airflow_outbox.values.pages import PageSnapshot
+from airflow_outbox.values.refusals import Cause, Refusal
 
 NAME = OutboxName.parse("outbox")
 MONTH = 30 * 86400.0
@@ -97,6 +98,74 @@ def test_what_is_purged_at_least_once_is_archived(
         (2, ["1"], None),
     ]
     assert query("SELECT id FROM outbox") == [(3,)]
+
+
+def test_what_cannot_be_deleted_is_archived_when_it_can(connection: psycopg.Connection[Any], query: Query) -> None:
+    init_outbox(connection, NAME, archive_retention=MONTH)
+    table, view = take_over(connection)
+    fill(connection, 1000)
+    connection.execute("CREATE TABLE mail (event BIGINT REFERENCES outbox)")
+    connection.execute("INSERT INTO mail VALUES (5), (77), (900)")
+    page = table.windows.read(PageSnapshot(), max_records=1000, max_bytes=10**9, transaction_ids=False)
+    for _ in range(2):  # the second time as after a crash
+        table.windows.purge_published(view, range(1, 1001), page.snapshot, batch=7)
+        table.undeleted.try_again(view)
+        assert query("SELECT id, published FROM outbox_undeleted ORDER BY id") == [(n, True) for n in (5, 77, 900)]
+        assert query("SELECT id FROM outbox ORDER BY id") == [(5,), (77,), (900,)]
+        assert query("SELECT count(DISTINCT id), count(*) FROM outbox_archive") == [(997, 997)]
+    assert OutboxTable(connection, NAME).is_empty()
+    connection.execute("DELETE FROM mail WHERE event = 77")
+    table.undeleted.try_again(view)
+    assert query("SELECT id FROM outbox_undeleted ORDER BY id") == [(5,), (900,)]
+    assert query("SELECT count(*) FROM outbox_archive WHERE id = 77") == [(1,)]
+    with pytest.raises(FencedError):
+        table.undeleted.try_again(uuid4())
+
+
+def test_what_is_parked_and_cannot_be_deleted_is_archived_once(
+    connection: psycopg.Connection[Any], query: Query
+) -> None:
+    init_outbox(connection, NAME, archive_retention=MONTH)
+    table, view = take_over(connection)
+    fill(connection, 3)
+    connection.execute("CREATE TABLE mail (event BIGINT REFERENCES outbox)")
+    connection.execute("INSERT INTO mail VALUES (2)")
+    page = table.windows.read(PageSnapshot(), max_records=100, max_bytes=10**9, transaction_ids=False)
+    parked = ParkedTable(table)
+    refused = {1: Refusal(Cause.REFUSED, "why"), 2: None, 3: None}
+    for _ in range(2):  # the second time as after a crash
+        parked.park(view, refused, page.snapshot)
+        assert query("SELECT id, cause FROM outbox_parked ORDER BY number") == [(1, "refused"), (2, None), (3, None)]
+        table.undeleted.try_again(view)
+        assert query("SELECT id FROM outbox") == [(2,)]
+    parked.unpark(view, [number for (number,) in query("SELECT number FROM outbox_parked")], batch=9)
+    connection.execute("DELETE FROM mail")
+    table.undeleted.try_again(view)
+    assert query("SELECT id, batch FROM outbox_archive ORDER BY id") == [(1, 9), (2, 9), (3, 9)]
+    assert query("SELECT count(*) FROM outbox") == query("SELECT count(*) FROM outbox_undeleted") == [(0,)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_publication_of_all_tables_stops_no_archive(
+    connection: psycopg.Connection[Any], query: Query, when: str
+) -> None:
+    if when == "before":
+        connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    init_outbox(connection, NAME, archive_retention=MONTH)
+    if when == "after":
+        connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    table, view = take_over(connection)
+    last = today() + timedelta(days=DAYS_AHEAD)
+    connection.execute(f"DROP TABLE outbox_archive_{today():%Y%m%d}, outbox_archive_{last:%Y%m%d}".encode())
+    fill(connection, 1)
+    page = table.windows.read(PageSnapshot(), max_records=100, max_bytes=10**9, transaction_ids=False)
+    table.windows.purge_published(view, [1], page.snapshot)
+    archive = Archive(connection, NAME)
+    assert archive.default_records() == 1
+    archive.tend(now=archive.now(), retention=MONTH)
+    assert {today(), last} <= archive.days()
+    assert archive.default_records() == 0
+    assert query("SELECT id FROM outbox_archive") == [(1,)]
 
 
 def test_what_is_published_from_the_parked_table_is_archived_too(

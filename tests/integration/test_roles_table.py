@@ -77,6 +77,10 @@ STATEMENTS = {
     "discard a record": "UPDATE app.outbox_parked SET discarded_at = now()",
     "change a parked value": "UPDATE app.outbox_parked SET kafka_value = 'x'",
     "delete a parked record": "DELETE FROM app.outbox_parked",
+    "read which records are undeleted": "SELECT * FROM app.outbox_undeleted",
+    "note that a record is undeleted": "INSERT INTO app.outbox_undeleted (id, create_time, shard, published, reason)"
+    " VALUES (1, now(), 0, true, 'why')",
+    "forget that a record is undeleted": "DELETE FROM app.outbox_undeleted",
     "read what members can't do": "SELECT * FROM app.outbox_trouble",
     "tell what a member can't do": "INSERT INTO app.outbox_trouble (member, kind, error) VALUES ('m', 'kafka', 'e')",
     "take back what a member can't do": "DELETE FROM app.outbox_trouble",

@@ -30,6 +30,7 @@ NEW = (
     "outbox_cluster",
     "outbox_owed",
     "outbox_owed_rows",
+    "outbox_undeleted",
     "outbox_trouble",
     "outbox_positions",
     "outbox_history",

@@ -271,6 +271,7 @@ def plan(table: OutboxTable, statement: str, **values: object) -> str:
         last_drawn=sql.SQL("0"),
         key=table.key,
         measured=composed("windows.measured", table.name),
+        fresh=table.fresh,
     )
     given = {"max_records": 10_000, "max_size": 10**8, "most_bytes": 10**8, "above": 0, "within": None, **values}
     rows = table.connection.execute(sql.SQL("EXPLAIN {}").format(query), given).fetchall()
@@ -301,9 +302,17 @@ def test_transactions_to_come_are_looked_for_without_a_look_at_dead_rows(prepare
         assert connection.execute(sql.SQL("SELECT {}").format(query)).fetchone() == (2**40,)
 
 
-def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_of_it(prepared_database: str) -> None:
+@pytest.mark.parametrize("undeleted", [0, 1, 1_000])
+def test_a_large_transaction_is_paged_by_indexes_though_statistics_know_nothing_of_it(
+    prepared_database: str, undeleted: int
+) -> None:
     """A million records, of which the first page and the last cost about the same."""
     with psycopg.connect(prepared_database, autocommit=True) as writer:
+        writer.execute(
+            "INSERT INTO outbox_undeleted (id, create_time, shard, published, reason)"
+            " SELECT -n, now(), 0, true, 'why' FROM generate_series(1, %s) AS n",
+            (undeleted,),
+        )
         writer.execute("ALTER TABLE outbox SET (autovacuum_enabled = false)")
         writer.execute("ANALYZE outbox")
         reader = Reader(prepared_database, max_records=10_000)

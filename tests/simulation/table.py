@@ -304,6 +304,9 @@ class SimulatedTable:
             self._purging, "purge", view, lambda: self._server.delete(ids, unless=lambda row: row.mark != view)
         )
 
+    async def delete_again(self, view: UUID) -> None:
+        """Nothing keeps records here."""
+
     async def reset(self, view: UUID, ids: Sequence[int]) -> None:
         await self._run_locked(self._purging, "reset", view, lambda: self._server.reset(view, ids))
 
