@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
 import click
@@ -11,13 +12,15 @@ import psycopg
 
 from airflow_outbox.cli.answers import answer, as_text_or_json, say
 from airflow_outbox.cli.options import clear_errors, configuration_of_many, database, on_behalf_of
-from airflow_outbox.errors import OutboxError, PostgresError
+from airflow_outbox.errors import ConfigurationError, OutboxError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.names import KafkaNames, make_internal_topics
 from airflow_outbox.harvest.many.choice import of_outbox
 from airflow_outbox.harvest.many.names import make_list_topics, named_outboxes
 from airflow_outbox.operate.reshard import prepare
 from airflow_outbox.postgres.cluster_rows import add_clusters
+from airflow_outbox.postgres.columns import lacks_transaction_ids, read_columns
+from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.errors import reason_of
 from airflow_outbox.postgres.init_script import init_script
 from airflow_outbox.postgres.layout import ask_layout, known_shards, read_layout, was_led
@@ -26,6 +29,7 @@ from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.outbox_types import OutboxTypes
 from airflow_outbox.postgres.renaming import rename_outbox
 from airflow_outbox.postgres.schema import cost_of_transaction_id, init_outbox
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.values.membership import Part
 
@@ -90,8 +94,22 @@ def init_command(
             answer(done, {"done": done}, output=output)
 
 
+def _require_harvestable(connection: psycopg.Connection[Any], config: HarvestConfig, *, transaction_id: bool) -> None:
+    """Raise ConfigurationError if the table is there, is this role's, and can't be harvested as it is configured."""
+    name = located(connection, config.name)
+    if config.delivery != "exactly_once" or transaction_id or not read_columns(connection, name):
+        return
+    _, is_own = Statements(connection, name).row("init.owner", {"table": name.text()})
+    if is_own and (cost := cost_of_transaction_id(connection, name)) is not None:
+        raise ConfigurationError(
+            f"{lacks_transaction_ids(name)}. Set delivery: at_least_once; or give --transaction-id, which adds it "
+            f"by {cost}"
+        )
+
+
 def _init(config: HarvestConfig, shards: int, types: OutboxTypes, options: Mapping[str, bool], output: str) -> None:
     with database(config) as connection:
+        _require_harvestable(connection, config, transaction_id=options["transaction_id"])
         with _as_maker():
             done = init_outbox(
                 connection,
@@ -153,6 +171,7 @@ def _make_topics(config: HarvestConfig, outbox_id: UUID, known: int) -> list[str
 
 def _print_script(config: HarvestConfig, types: OutboxTypes, options: Mapping[str, bool], output: str) -> None:
     with database(config) as connection:
+        _require_harvestable(connection, config, transaction_id=options["transaction_id"])
         statements = init_script(connection, config.name, types, archives=config.archives, **options)
     if output == "json":
         answer([], {"outbox": str(config.name), "statements": statements}, output=output)

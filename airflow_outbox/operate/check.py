@@ -21,7 +21,7 @@ from airflow_outbox.operate.finding import Finding, Severity
 from airflow_outbox.operate.parked_requests import ParkedRequests
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.cluster_rows import read_clusters, require_known
-from airflow_outbox.postgres.columns import Column, read_columns
+from airflow_outbox.postgres.columns import Column, lacks_transaction_ids, misfits, read_columns
 from airflow_outbox.postgres.connection import connect, located
 from airflow_outbox.postgres.layout import read_layout
 from airflow_outbox.postgres.lock_holders import lock_holders
@@ -43,13 +43,6 @@ _LOCKED_FOR = 2.0
 """Seconds: the harvester's own statements hold locks for much less."""
 _LETTING_GO = ("c", "n", "d")
 """Foreign keys that let a row be deleted: they delete the row that refers to it, set it null, or set its default."""
-_FITTING_TYPES = {
-    "kafka_key": ("character varying", "text", "bytea"),
-    "kafka_value": ("character varying", "text", "bytea"),
-    "kafka_header_keys": ("text[]",),
-    "kafka_header_values": ("text[]", "bytea[]"),
-    "leader_id": ("uuid",),
-}
 
 
 def examine(config: HarvestConfig, *, elects: bool = True) -> list[Finding]:
@@ -62,7 +55,7 @@ def examine(config: HarvestConfig, *, elects: bool = True) -> list[Finding]:
     try:
         with closing(connect(config.data_source, purpose="check")) as connection:
             name = located(connection, config.name)
-            findings += _examine_postgres(connection, name)
+            findings += _examine_postgres(connection, name, delivery=config.delivery)
             if not config.wait_for_standbys:
                 findings += _examine_standbys(connection, name)
             if not any(finding.severity is Severity.MISSING for finding in findings):
@@ -111,7 +104,9 @@ def acls(config: HarvestConfig, topics: Collection[str] = ()) -> Mapping[str, li
     }
 
 
-def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> Iterator[Finding]:
+def _examine_postgres(
+    connection: psycopg.Connection[Any], name: OutboxName, *, delivery: str = "exactly_once"
+) -> Iterator[Finding]:
     missing, dangerous = Severity.MISSING, Severity.DANGEROUS
     if connection.info.server_version < _OLDEST_SERVER:
         yield Finding(
@@ -129,7 +124,7 @@ def _examine_postgres(connection: psycopg.Connection[Any], name: OutboxName) -> 
         yield Finding(missing, f"there is no table {name}. Run `airflow-outbox init`, or correct outbox_table")
         return
     yield from _examine_locks(connection, name)  # the next statements wait for some of them
-    yield from _examine_columns(columns, name)
+    yield from _examine_columns(columns, name, delivery)
     try:
         OutboxTable(connection, name).identity()
     except OutboxError as error:
@@ -288,15 +283,18 @@ def _examine_paused(connection: psycopg.Connection[Any], name: OutboxName) -> It
         )
 
 
-def _examine_columns(columns: dict[str, Column] | Any, name: OutboxName) -> Iterator[Finding]:
+def _examine_columns(columns: Mapping[str, Column], name: OutboxName, delivery: str) -> Iterator[Finding]:
     for column in sorted(GOHARVEST_COLUMNS - set(columns)):
         yield Finding(Severity.MISSING, f"{name} has no column {column}, so it is not an outbox. Correct outbox_table")
-    for column, types in _FITTING_TYPES.items():
-        if column in columns and columns[column].type not in types:
-            yield Finding(
-                Severity.MISSING, f"{name}.{column} is {columns[column].type}; it must be {' or '.join(types)}"
-            )
-    if "transaction_id" not in columns:
+    for misfit in misfits(columns):
+        yield Finding(Severity.MISSING, f"{name}.{misfit}. Change the column's type")
+    if "transaction_id" not in columns and delivery == "exactly_once":
+        yield Finding(
+            Severity.MISSING,
+            f"{lacks_transaction_ids(name)}. Run `airflow-outbox init --transaction-id`, "
+            "or set delivery: at_least_once",
+        )
+    elif "transaction_id" not in columns:
         yield Finding(
             Severity.DANGEROUS,
             f"{name} has no column transaction_id: a ticket can't be looked up in it. "

@@ -34,6 +34,30 @@ class Column:
         return "varchar" if self.max_length is None else f"varchar({self.max_length})"
 
 
+_FITTING_TYPES = {
+    "kafka_topic": ("character varying", "text"),
+    "kafka_key": ("character varying", "text", "bytea"),
+    "kafka_value": ("character varying", "text", "bytea"),
+    "kafka_header_keys": ("text[]",),
+    "kafka_header_values": ("text[]", "bytea[]"),
+    "leader_id": ("uuid",),
+}
+
+
+def misfits(columns: Mapping[str, Column]) -> list[str]:
+    """Return the columns of types that can't be read, each as `kafka_value is jsonb; it must be text or bytea`."""
+    return [
+        f"{column} is {columns[column].type}; it must be {' or '.join(types)}"
+        for column, types in _FITTING_TYPES.items()
+        if column in columns and columns[column].type not in types
+    ]
+
+
+def lacks_transaction_ids(name: OutboxName) -> str:
+    """Return what is wrong with a table of goharvest's that is to be harvested exactly once."""
+    return f"{name} has no column transaction_id, and can't be harvested exactly once without it"
+
+
 def column_types(columns: Mapping[str, Column]) -> dict[str, sql.SQL]:
     """Return the parts `key_type`, `value_type` and `header_type` of a statement, as the outbox's columns have them."""
     parts = {"key_type": "kafka_key", "value_type": "kafka_value", "header_type": "kafka_header_values"}

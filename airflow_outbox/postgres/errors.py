@@ -30,6 +30,8 @@ def translated(name: OutboxName) -> Iterator[None]:
         raise PostgresError(f"{name}: {reason_of(error)} ({error.diag.context.splitlines()[0]}). {remedy}") from error
     except psycopg.errors.UndefinedColumn as error:
         remedy = "The tables are older than this release, or goharvest made them. Run `airflow-outbox init`"
+        if "transaction_id" in str(error):
+            remedy = "goharvest made the table. `airflow-outbox init --transaction-id` adds the column"
         raise PostgresError(f"{name}: {reason_of(error)}. {remedy}") from error
     except psycopg.errors.InsufficientPrivilege as error:
         if error.diag.source_function == "check_enable_rls":  # not translated, unlike the message

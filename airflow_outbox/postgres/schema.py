@@ -15,7 +15,7 @@ from psycopg import sql
 
 from airflow_outbox.errors import ConfigurationError, OutboxMissingError, SchemaVersionError
 from airflow_outbox.postgres.archive import Archive
-from airflow_outbox.postgres.columns import Column, read_columns
+from airflow_outbox.postgres.columns import Column, misfits, read_columns
 from airflow_outbox.postgres.connection import located
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.names import OutboxName, identifier
@@ -107,6 +107,8 @@ def require_outbox(name: OutboxName, found: Mapping[str, Column], types: OutboxT
         raise ConfigurationError(
             f"{name} exists but is not an outbox: it has no {', '.join(sorted(missing))}. Choose another name"
         )
+    if unfitting := misfits(found):
+        raise ConfigurationError(f"{name}.{unfitting[0]}. Change the column's type, or choose another name")
     for column, wanted in types.asked.items():
         if (present := found[column].short_type) != wanted:
             raise ConfigurationError(

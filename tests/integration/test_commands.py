@@ -20,10 +20,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from support.harvesting import COMMAND, make_topic, partitions_of, wait_until
+from support.harvesting import COMMAND, GOHARVEST_TABLE, make_topic, partitions_of, wait_until
 
 from airflow_outbox.cli import main
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
+from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import SCHEMA_VERSION
 
 Run = Callable[..., Result]
@@ -130,7 +132,7 @@ def test_check_asks_that_the_ledger_be_compacted(run: Run, kafka: EmbeddedKafka)
     ("damage", "says", "status"),
     [
         ("ALTER SEQUENCE app.outbox_id_seq CACHE 50", "dangerous: .*CACHE 50", 0),
-        ("ALTER TABLE app.outbox DROP COLUMN transaction_id CASCADE", "dangerous: .*no column transaction_id", 0),
+        ("ALTER TABLE app.outbox DROP COLUMN transaction_id CASCADE", "missing: .*no column transaction_id", 1),
         ("ALTER TABLE app.outbox DROP COLUMN kafka_value", "missing: .*no column kafka_value", 1),
         (
             "ALTER TABLE app.outbox ALTER COLUMN kafka_value TYPE jsonb USING '{}'",
@@ -204,6 +206,40 @@ def test_topics_of_waiting_records_are_watched(
     )
     connection.execute("INSERT INTO app.outbox (kafka_topic, kafka_key) VALUES (%s, 'k')", (topic,))
     assert f"topic {topic} allows unclean leader election" in run("check").output
+
+
+def test_goharvests_table_gets_the_column_that_exactly_once_needs(
+    run: Run, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute(GOHARVEST_TABLE.format("app.outbox").encode())
+    refused = run("init", status=1).output
+    assert '"app"."outbox" has no column transaction_id' in refused
+    assert "give --transaction-id, which adds it by rewriting" in refused
+    init_outbox(connection, OutboxName.parse("app.outbox"))  # as for `delivery: at_least_once`
+    assert "Run `airflow-outbox init --transaction-id`" in " ".join(run("check", status=1).output.split())
+    run("init", "--transaction-id")
+    assert "transaction_id" not in run("check").output
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("kafka_value", "jsonb"),
+        ("kafka_key", "uuid"),
+        ("kafka_topic", "character"),
+        ("kafka_header_values", "character varying[]"),
+        ("kafka_value", "app.message"),
+    ],
+)
+def test_a_column_of_a_type_that_is_not_read_is_refused_by_name(
+    run: Run, connection: psycopg.Connection[Any], column: str, kind: str
+) -> None:
+    connection.execute("CREATE DOMAIN app.message AS text")
+    connection.execute(GOHARVEST_TABLE.format("app.outbox").encode())
+    change = f"ALTER TABLE app.outbox ALTER {column} TYPE {kind} USING NULL"
+    connection.execute(change.encode())
+    refused = run("init", "--transaction-id", status=1).output
+    assert f'"app"."outbox".{column} is {kind}; it must be ' in refused
 
 
 def test_a_bad_file_is_one_clear_line(tmp_path: Path) -> None:
