@@ -55,7 +55,8 @@ def _tables(outbox: OutboxName) -> dict[str, sql.Composable]:
     names = {suffix or "outbox": outbox.beside(suffix) for suffix in ("", *_BESIDE)}
     texts = {f"{suffix or 'outbox'}_text": sql.Literal(outbox.text(suffix)) for suffix in ("", *_BESIDE)}
     waiting = sql.SQL(cast("Any", statement("undeleted.unless_undeleted"))).format(undeleted=names["undeleted"])
-    return {**names, **texts, "unless_undeleted": waiting}
+    watermark = sql.SQL(cast("Any", statement("windows.known_watermark")))
+    return {**names, **texts, "unless_undeleted": waiting, "known_watermark": watermark}
 
 
 class Statements:

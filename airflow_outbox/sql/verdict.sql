@@ -46,7 +46,7 @@ WHERE isfinite(create_time)
 -- the indexes on slots lead to its records.
 WITH known AS MATERIALIZED (
     SELECT shard, slots, pg_snapshot_xmax(watermark) AS next, ARRAY(SELECT pg_snapshot_xip(watermark)) AS running, %(most)s / count(*) OVER () + 1 AS most
-    FROM (SELECT shard, slots, coalesce(watermark, '1:1:') AS watermark FROM {shard} WHERE slots IS DISTINCT FROM ARRAY[]::integer[]) AS present
+    FROM (SELECT shard, slots, {known_watermark} AS watermark FROM {published} AS told JOIN {shard} USING (shard)) AS present
 )
 SELECT known.shard, waiting.records, waiting.oldest_age
 FROM known CROSS JOIN LATERAL (

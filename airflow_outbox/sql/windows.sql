@@ -175,6 +175,11 @@ CASE WHEN octet_length(kafka_key) > %(most_bytes)s THEN substr(kafka_key, 1, 100
 (SELECT CASE WHEN sequence IS NULL THEN 9223372036854775807 ELSE coalesce(pg_sequence_last_value(sequence), 0) END
  FROM CAST(pg_get_serial_sequence(%(outbox)s, 'id') AS regclass) AS sequence)
 
+-- known_watermark --
+-- Part of the statements that look only at what a watermark does not see: the watermark, if it holds here; else one that
+-- sees nothing. It does not hold in doubt about the history, nor if it comes from the future, as in another cluster's dump.
+CASE WHEN pg_snapshot_xmax(told.watermark) <= pg_snapshot_xmax(pg_current_snapshot()) THEN told.watermark ELSE '1:1:' END
+
 -- lengths --
 -- How many records each of these transactions has in the outbox, and the last one's id.
 SELECT transaction_id::text::bigint, count(*), max(id)
@@ -244,7 +249,7 @@ id BETWEEN %(first)s AND %(last)s AND id <> ALL(%(others)s)
 -- The same where no record can be of a transaction that all watermarks see: it does not look at those transactions'
 -- dead rows.
 WITH known AS MATERIALIZED (
-    SELECT coalesce(watermark, '1:1:') AS watermark FROM {shard} WHERE slots IS DISTINCT FROM ARRAY[]::integer[]
+    SELECT {known_watermark} AS watermark FROM {published} AS told
 )
 SELECT NOT EXISTS (
     SELECT FROM {outbox} AS record

@@ -73,6 +73,22 @@ def test_the_oldest_decides_and_times_that_say_nothing_are_left_out(leader: Lead
     assert found.since.year > 1900
 
 
+@pytest.mark.parametrize(
+    "history",
+    [
+        "UPDATE outbox_shard SET watermark = '999999999:999999999:'",  # of an older cluster, whose dump this is
+        "UPDATE outbox_shard SET watermark = pg_current_snapshot(); UPDATE outbox_state SET timeline = timeline + 1",
+    ],
+    ids=["of the future", "of another history"],
+)
+def test_a_watermark_that_does_not_hold_here_hides_no_record(leader: Leader, history: str) -> None:
+    leader.beat()
+    leader.stash(3)
+    leader.connection.execute(history.encode())
+    assert not leader.table.is_empty()
+    assert str(read_facts(leader.own, leader.table.name).backlog) == "3"
+
+
 def explained(leader: Leader, statement: str, *options: str) -> Any:
     """The plan of a statement that is run as for the verdict."""
     statements = verdict_statements(leader.own, leader.table.name, bytes_keys=False)
