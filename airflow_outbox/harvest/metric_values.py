@@ -26,7 +26,9 @@ def of_outbox(facts: Facts | None, verdict: Verdict, thresholds: Thresholds) -> 
         yield Sample(metrics.BACKLOG_IS_EXACT, int(backlog.is_exact))
         if backlog.oldest_age is not None or not backlog.records:
             yield Sample(metrics.OLDEST_AGE, backlog.oldest_age or 0.0)
-    counts = dict.fromkeys([*map(str, Cause), UNDELETED], 0) | {cause: found.records for cause, found in facts.parked.items()}
+    counts = dict.fromkeys([*map(str, Cause), UNDELETED], 0) | {
+        cause: found.records for cause, found in facts.parked.items()
+    }
     for cause, count in counts.items():
         yield Sample(metrics.PARKED, count, {"cause": cause})
     if facts.heard_at is not None:

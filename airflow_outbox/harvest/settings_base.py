@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -31,13 +31,38 @@ KafkaSettings = dict[str, str | int | float | bool | Callable[..., Any]]
 _KINDS = ("str", "int", "float", "bool", "callable")
 """The kinds of a Kafka setting's value, as pydantic names them."""
 
+_WANTED = {
+    "model_type": "its settings by their names",
+    "dict_type": "settings by their names",
+    "list_type": "a list, such as [a, b]",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+}
+"""The kind of value to give, by pydantic's name of the error."""
+
 LogLevel = Literal["off", "error", "warning", "info", "debug"]
 
 
 class Settings(BaseModel):
-    """A group of settings. An unknown one is an error. Errors never show values, which may be secret."""
+    """A group of settings. An unknown one is an error; one that is given and left empty counts as left out.
+
+    Errors never show values, which may be secret.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_ones(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name not in names(cls)}
 
 
 def names(model: type[BaseModel]) -> list[str]:
@@ -71,7 +96,9 @@ def _described(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return unknown_setting(name, within=parents, known=names(_group(model, parents)))
     if detail["type"] == "missing":
         return f"{path} is missing"
-    return f"{path}: {detail['msg'].removeprefix('Value error, ')}"
+    if (wanted := _WANTED.get(detail["type"])) is not None:
+        return f"{path}: give {wanted}"
+    return f"{path}: {detail['msg'].removeprefix('Value error, ').replace('Input should be', 'it must be')}"
 
 
 def _group(model: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:

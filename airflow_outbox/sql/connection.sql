@@ -19,7 +19,10 @@ SET bytea_output = 'hex';
 SET array_nulls = on;
 SET transform_null_equals = off;
 SET lock_timeout = '10s';
-SET statement_timeout = 0
+SET statement_timeout = 0;
+-- Which of these there are depends on the server's release.
+SELECT set_config(name, '0', false) FROM pg_settings
+WHERE name IN ('idle_session_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 
 -- notice_hang_ups --
 -- A statement whose client has gone ends, and does not go on for hours. From Postgres 14 on.

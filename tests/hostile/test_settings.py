@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import psycopg
 from hostile.town import Town
 
 from airflow_outbox import OutboxRecord, published, stash
+from airflow_outbox.postgres.connection import connect
 
 SETTINGS = {
     "default_transaction_read_only": "on",
@@ -20,6 +22,17 @@ SETTINGS = {
     "synchronous_commit": "off",
     "standard_conforming_strings": "off",
 }
+TIMEOUTS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "statement_timeout")
+
+
+def test_no_time_out_that_a_database_has_set_ends_a_session_of_ours(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as owner:
+        known = owner.execute("SELECT name FROM pg_settings WHERE name = ANY(%s)", (list(TIMEOUTS),)).fetchall()
+        for (name,) in known:
+            owner.execute(f"ALTER DATABASE {owner.info.dbname} SET {name} = '1s'".encode())
+    assert known
+    with closing(connect(database, purpose="test")) as connection:
+        assert [connection.execute(f"SHOW {name}".encode()).fetchone() for (name,) in known] == [("0",)] * len(known)
 
 
 def test_what_a_role_has_set_changes_nothing(town: Town) -> None:

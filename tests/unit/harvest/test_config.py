@@ -86,6 +86,33 @@ CLUSTERS: dict[str, Any] = {
 NO_KAFKA = {"kafka": ...}
 
 
+@pytest.mark.parametrize("group", ["limits", "verdict", "positions", "clusters", "outbox_table", "shards"])
+def test_what_is_left_empty_is_left_out(group: str) -> None:
+    found, plain = (HarvestConfig.validated({**SETTINGS, **more}, source="test") for more in ({group: None}, {}))
+    assert found == plain
+    assert found.model_fields_set == plain.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"data_source": None}, "data_source is missing"),
+        ({"nothing": None}, "unknown setting nothing"),
+        ({"limits": ["5s"]}, "limits: give its settings by their names"),
+        ({"kafka": "host:9092"}, "kafka: give settings by their names"),
+        ({"outboxes": "orders"}, "outboxes: give a list, such as [a, b]"),
+        ({"data_source": 7}, "data_source: give a text"),
+        ({"positions": {"enabled": "maybe"}}, "positions.enabled: give true or false"),
+        ({"limits": {"batch_records": "many"}}, "limits.batch_records: give a whole number"),
+        ({"limits": {"batch_records": 1.5}}, "limits.batch_records: give a whole number"),
+        ({"limits": {"batch_records": 0}}, "limits.batch_records: it must be greater than"),
+        ({"limits": {"poll_interval": [1]}}, "limits.poll_interval: give a number"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_plain_words(changes: dict[str, Any], says: str) -> None:
+    assert says in problem(**changes)
+
+
 def test_each_cluster_is_reached_by_its_own_settings() -> None:
     config = HarvestConfig.validated({"data_source": "", "clusters": CLUSTERS}, source="here")
     reached = {name: each.kafka["bootstrap.servers"] for name, each in config.by_cluster().items()}
@@ -117,7 +144,7 @@ def test_each_cluster_is_reached_by_its_own_settings() -> None:
             {**NO_KAFKA, "clusters": {**CLUSTERS, "west": {**CLUSTERS["west"], "partitioner": "consistent_random"}}},
             "clusters.west.partitioner is another than the primary's",
         ),
-        ({"require": "most"}, "require: Input should be 'all' or 'primary'"),
+        ({"require": "most"}, "require: it must be 'all' or 'primary'"),
         ({"kafka": ..., "data_source": ..., "harvest": {"clusters": CLUSTERS}}, "goharvest's has one cluster"),
     ],
 )
