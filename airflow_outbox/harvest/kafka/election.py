@@ -8,6 +8,10 @@ heartbeat timeout.
 No heartbeat can be written to one of Kafka's own topics, on which goharvest's examples elect. There the group's answers
 replace the heartbeats. Each shows that this member reaches the coordinator and is in its present generation. They also
 do while a quota of the user holds the heartbeats back: then brokers take what is written, but they answer late.
+
+Both prove that this thread and Kafka are well, not that anybody works. So at every poll the event loop is asked for a
+sign of life. A loop that gives none for the heartbeat timeout is held up, by whatever it may be: this member leaves the
+group, waits for nothing, and joins again after the next sign.
 """
 
 from __future__ import annotations
@@ -107,6 +111,7 @@ class NeliElection:
         }
         self._lock = threading.Lock()  # the polling thread asks candidates, the event loop tells them
         self._resigned: str | None = None
+        self._polls_without_a_sign = 0  # of the event loop's; not seconds: a process that was stopped loses none
         self._lost_session = False
         self._client_has_failed = False
         self._place = new_place()
@@ -171,7 +176,7 @@ class NeliElection:
             while not self._closing.is_set():
                 if self._heartbeats.untimely is not None:
                     self._ask_the_time()
-                elif self._resigned is None:
+                elif self._leaves is None:
                     self._be_a_member()
                 else:
                     self._closing.wait(self._interval)
@@ -229,7 +234,21 @@ class NeliElection:
     @property
     def _leaves(self) -> str | None:
         """Why this member lets others lead."""
-        return self._resigned or self._heartbeats.untimely
+        return self._resigned or self._heartbeats.untimely or self._held_up
+
+    @property
+    def _held_up(self) -> str | None:
+        """Why the event loop can't be relied on."""
+        if self._polls_without_a_sign * self._interval <= self._timeout:
+            return None
+        return f"something has held up the harvester's event loop for {self._timeout:g} s"
+
+    def _ask_the_loop(self) -> None:
+        self._polls_without_a_sign += 1
+        self._in_loop(self._note_a_sign, None)
+
+    def _note_a_sign(self, _: None) -> None:
+        self._polls_without_a_sign = 0
 
     def _ask_the_time(self) -> None:
         """Send heartbeats only to find out whether Kafka takes this member's time again."""
@@ -268,6 +287,7 @@ class NeliElection:
         return refused_settings(error, self._config.kafka, remedy="Correct kafka or kafka_consumer")
 
     def _poll_once(self) -> None:
+        self._ask_the_loop()
         for partition, seat in self._seats.items():
             if seat.candidate.is_owner and self._heartbeats_are_possible:
                 self._heartbeats.send(partition)
@@ -357,7 +377,7 @@ class NeliElection:
             consumer.unassign()
 
     def _let_go(self, seats: list[_Seat], *reason: str) -> None:
-        """Tell leaders that they are none any more, and wait until they have finished."""
+        """Tell leaders that they are none any more, and wait until they have finished, unless they can't hear it."""
         with self._lock:
             for seat in seats:
                 seat.questions.clear()
@@ -365,7 +385,7 @@ class NeliElection:
         # Nothing is polled meanwhile. Shards that this member keeps have to hear of themselves again in time.
         keeps_some = any(seat.candidate.is_owner for seat in self._seats.values())
         deadline = time.monotonic() + (self._timeout / 2 if keeps_some else self._timeout)
-        for seat in seats:
+        for seat in seats if self._held_up is None else ():
             for released in seat.released.values():
                 released.wait(max(0.0, deadline - time.monotonic()))
 
