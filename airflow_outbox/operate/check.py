@@ -68,7 +68,7 @@ def examine(config: HarvestConfig, *, elects: bool = True) -> list[Finding]:
                 findings += _examine_clusters(connection, config)
                 findings += _examine_parked(connection, name)
                 findings += _examine_paused(connection, name)
-    except PostgresError as error:
+    except (ConfigurationError, PostgresError) as error:
         findings.append(Finding(Severity.MISSING, str(error)))
     if identity is None:
         return [*findings, *examine_kafka(config, None, topics, layouts)]

@@ -18,6 +18,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzLoader
 
 from airflow_outbox.errors import (
+    ConfigurationError,
     DataSourceError,
     LoginRefusedError,
     PostgresError,
@@ -200,10 +201,16 @@ def storable(connection: psycopg.Connection[Any], text: str) -> str:
 def located(connection: psycopg.Connection[Any], name: OutboxName) -> OutboxName:
     """Return the name with its schema: the connection's first one that has such a table, or else its first one.
 
-    A connection that is not the outbox's own leaves names to the search path. Raises PostgresError.
+    A connection that is not the outbox's own leaves names to the search path. Raises ConfigurationError if the name has
+    no schema and the role's search path has none, either; PostgresError.
     """
-    if not isinstance(connection, OutboxConnection) or name.schema or name.found_in or not connection.schemas:
+    if not isinstance(connection, OutboxConnection) or name.schema or name.found_in:
         return name
+    if not connection.schemas:
+        raise ConfigurationError(
+            f"the search_path of role {connection.info.user} leads to no schema in which {name} could be. Give the "
+            f"schema in outbox_table, such as public.{name.table}"
+        )
     values = {"schemas": list(connection.schemas), "table": name.table}
     with translated(name), connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(composed("connection.schema_of"), values).fetchone()

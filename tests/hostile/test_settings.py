@@ -6,6 +6,7 @@ import json
 from contextlib import closing
 
 import psycopg
+import pytest
 from hostile.town import Town
 
 from airflow_outbox import OutboxRecord, published, stash
@@ -33,6 +34,17 @@ def test_no_time_out_that_a_database_has_set_ends_a_session_of_ours(database: st
     assert known
     with closing(connect(database, purpose="test")) as connection:
         assert [connection.execute(f"SHOW {name}".encode()).fetchone() for (name,) in known] == [("0",)] * len(known)
+
+
+@pytest.mark.parametrize("search_path", ["''", "nowhere", '"$user"'])
+def test_a_search_path_without_a_schema_is_named_with_its_remedy(town: Town, search_path: str) -> None:
+    with psycopg.connect(town.server.dsn(town.database), autocommit=True) as superuser:
+        for role in ("owner", "harvest", "look"):
+            superuser.execute(f"ALTER ROLE {town.role(role)} SET search_path = {search_path}".encode())
+    for role, command in {"owner": "init", "harvest": "check", "look": "status"}.items():
+        said = " ".join(town.command(role, command, status=1).split())
+        assert f"the search_path of role {town.role(role)} leads to no schema" in said
+        assert "Give the schema in outbox_table, such as public.outbox" in said
 
 
 def test_what_a_role_has_set_changes_nothing(town: Town) -> None:
