@@ -11,6 +11,7 @@ A new case is a line in a table of a test module of this folder, or, where rows 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -152,6 +153,24 @@ class Innocents:
         if self.outbox.settings.get("delivery") == "at_least_once":  # what comes again is left out
             return {key: list(dict.fromkeys(numbers)) for key, numbers in lanes.items()}
         return lanes
+
+
+@contextmanager
+def again_and_again(write: Callable[[], object]) -> Iterator[None]:
+    """Write ten times a second while the block runs, in a thread."""
+    ending = threading.Event()
+
+    def run() -> None:
+        while not ending.wait(0.1):
+            write()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 def names_of(outbox: Outbox) -> KafkaNames:

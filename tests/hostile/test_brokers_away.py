@@ -5,8 +5,7 @@ the broker is back, so is the topic, by itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from hostile.conftest import MODES
-from hostile.innocents import Innocents
+from hostile.innocents import Innocents, again_and_again
 from support.harvesting import PARTITIONS, Outbox, make_outbox
 
 from airflow_outbox import OutboxRecord, Ticket, stash
@@ -48,23 +47,6 @@ def innocents(mode: str, database: str, brokers: Brokers, topic_prefix: str, tmp
     second.stop()
     outbox = make_outbox(database, bootstrap=first.bootstrap, topic=topic_prefix + "data", **MODES[mode])
     return Innocents(outbox, tmp_path / "outbox.yaml")
-
-
-@contextmanager
-def again_and_again(write: Callable[[], object]) -> Iterator[None]:
-    ending = threading.Event()
-
-    def run() -> None:
-        while not ending.wait(0.1):
-            write()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
 
 
 class ReplicatedTopic:

@@ -89,6 +89,7 @@ class Outbox:
     bootstrap: str
     topic: str
     settings: dict[str, Any] = field(default_factory=dict)
+    partitions: int = PARTITIONS
 
     @property
     def name(self) -> str:
@@ -118,7 +119,7 @@ class Outbox:
         """How many messages the topic's log has, markers and all, whatever consumers see of them."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused"})
         try:
-            partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+            partitions = [TopicPartition(self.topic, number) for number in range(self.partitions)]
             return sum(consumer.get_watermark_offsets(partition, timeout=PATIENCE)[1] for partition in partitions)
         finally:
             consumer.close()
@@ -135,11 +136,11 @@ class Outbox:
             }
         )
         try:
-            partitions = [TopicPartition(self.topic, number, 0) for number in range(PARTITIONS)]
+            partitions = [TopicPartition(self.topic, number, 0) for number in range(self.partitions)]
             ends = [consumer.get_watermark_offsets(partition, timeout=PATIENCE)[1] for partition in partitions]
             consumer.assign(partitions)
             found: list[Message] = []
-            unread = set(range(PARTITIONS))
+            unread = set(range(self.partitions))
             while unread:
                 for message in consumer.consume(1000, timeout=0.1):
                     error, partition, offset = message.error(), message.partition(), message.offset()

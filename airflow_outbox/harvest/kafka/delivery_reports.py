@@ -17,7 +17,7 @@ from confluent_kafka import Message
 
 from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
 from airflow_outbox.harvest.kafka.errors import clocks_differ, explained, not_allowed
-from airflow_outbox.harvest.kafka.producer import REFUSED, shown
+from airflow_outbox.harvest.kafka.producer import REFUSED, UNKNOWN, shown
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import ClientLog, refusal
 from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
@@ -48,7 +48,7 @@ class DeliveryReports:
 
     - `refused`: the error of a record that was not delivered; None: none is known
     - `offset`: that of the ledger's last record
-    - `is_purged`: whether a failed transaction took an entry of the ledger with it
+    - `is_purged`: whether a failed transaction took an entry of the ledger, or records, with it
     - `complaint`: the last error of the client as a whole, in words
     """
 
@@ -129,7 +129,9 @@ class DeliveryReports:
                 known = isinstance(self.refused, RecordsRefusedError)
                 if not known:
                     self.refused = RecordsRefusedError(self.why(error, topic), topics=[topic], explained=True)
-            elif self.refused is None and error.code() != BrokerError._PURGE_QUEUE:
+            elif error.code() == BrokerError._PURGE_QUEUE:
+                self.is_purged = True
+            elif self.refused is None:
                 self._book.unanswered(topic)
                 name = f"a record (topic {topic}, key {shown(message.key())})"
                 self.refused = PublishError(f"{name} was not published: {self.why(error, topic)}")
@@ -212,6 +214,8 @@ class DeliveryReports:
 
     def _doubt(self, error: BrokerError, message: Message) -> None:
         topic = cast("str", message.topic())
+        if error.code() in UNKNOWN:
+            return self._book.forget([topic])
         if error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
             batch_size = 0 if self._is_alone else int(self._settings["batch.size"])
             self._book.found_too_large(topic, message.key(), message.value(), batch_size=batch_size)

@@ -55,6 +55,10 @@ REFUSED = frozenset(
     }
 )
 """Errors by which Kafka refuses the records themselves, rather than everything at the moment."""
+UNKNOWN = frozenset(
+    {BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError._UNKNOWN_TOPIC, BrokerError._UNKNOWN_PARTITION}
+)
+"""Those of them by which a topic, or a partition, is not there."""
 
 
 def producer_settings(config: HarvestConfig) -> dict[str, Any]:
@@ -65,6 +69,8 @@ def producer_settings(config: HarvestConfig) -> dict[str, Any]:
         "batch.size": 1_000_000,
         "partitioner": DEFAULT_PARTITIONER,
         "delivery.timeout.ms": int(config.limits.delivery_timeout * 1000),
+        # A topic was there when it was looked up. One that is not there for so long is deleted: nobody waits for it.
+        "topic.metadata.propagation.max.ms": 2000,
         **of_producer(config),
         "enable.idempotence": True,
         "acks": "all",
@@ -175,7 +181,10 @@ class KafkaLog:
             if isinstance(error, BrokerError) and error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
                 batch_size = 0 if self._individually else int(self._settings["batch.size"])
                 self._book.found_too_large(record.topic, record.key, record.value, batch_size=batch_size)
-            self._book.doubt(record.topic)
+            if isinstance(error, BrokerError) and error.code() in UNKNOWN:
+                self._book.forget([record.topic])
+            else:
+                self._book.doubt(record.topic)
             records = [record.id] if certain else []
             return RecordsRefusedError(reason, records=records, topics=[record.topic], explained=not certain)
         if isinstance(error, BrokerError):

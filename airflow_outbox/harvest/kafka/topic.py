@@ -64,6 +64,13 @@ def not_there(name: str) -> Refusal:
     return Refusal(Cause.UNKNOWN_TOPIC, f"topic {name} does not exist. Create it")
 
 
+def is_another(answer: Any, topic_id: str) -> bool:
+    """Whether Kafka's answer about a topic says that it is not, or no more, the one with this id."""
+    if isinstance(answer, BrokerError):
+        return bool(answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART)
+    return str(answer.topic_id) != topic_id
+
+
 def topic_of(name: str, answer: Any, settings: TopicSettings | None) -> Topic:
     """Return the topic that Kafka's answer, a description or an error, is about."""
     if not isinstance(answer, BrokerError):

@@ -3,7 +3,8 @@
 A topic's first record triggers a look-up: whether the topic is there, may be written to, and how many partitions it
 has. The answer holds for some minutes, or until Kafka refuses something of the topic (`doubt`). Then it is looked up
 again. With it come its clean-up policy, for a compacted topic takes no record without a key, and the size of the
-largest record that it takes, if the user may ask for that.
+largest record that it takes, if the user may ask for that. A topic that is deleted, or made again under its name, is
+forgotten by those who find that out (`changed`).
 
 Sizes are in `size_limits`.
 
@@ -26,6 +27,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
+from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import KafkaError as BrokerError
@@ -41,7 +43,7 @@ from airflow_outbox.harvest.kafka.record_size import (
     size_for_client,
 )
 from airflow_outbox.harvest.kafka.size_limits import SizeLimits
-from airflow_outbox.harvest.kafka.topic import Topic, TopicSettings, not_there, topic_of
+from airflow_outbox.harvest.kafka.topic import Topic, TopicSettings, is_another, not_there, topic_of
 from airflow_outbox.harvest.kafka.topic_creation import TopicRequests
 from airflow_outbox.postgres.names import is_an_outboxs_own, is_kafkas_own
 from airflow_outbox.values.pages import ID, KEY, TOPIC, OutboxRow
@@ -115,10 +117,16 @@ class TopicCache:
 
     def doubt(self, topic: str) -> None:
         """Note that Kafka refused something of this topic: what is known of it holds no more."""
+        self.forget([topic])
         with self._lock:
-            self._topics.pop(topic, None)
-            self._plain.discard(topic)
             self._doubted.add(topic)
+
+    def forget(self, topics: Collection[str]) -> None:
+        """Look these topics up before their next record: they may be others than those that are known."""
+        with self._lock:
+            for topic in topics:
+                self._topics.pop(topic, None)
+                self._plain.discard(topic)
 
     def found_refused(self, topic: str, reason: str) -> None:
         """Note that Kafka let no transaction write to this topic. The next look may tell another reason."""
@@ -130,10 +138,9 @@ class TopicCache:
 
     def unanswered(self, topic: str) -> None:
         """Note that Kafka did not take a record of this topic in time: perhaps a partition lacks brokers."""
+        self.forget([topic])
         with self._lock:
             self._unanswered.add(topic)
-            self._topics.pop(topic, None)
-            self._plain.discard(topic)
 
     def found_untimely(self, topic: str) -> None:
         """Note that Kafka refused records of this topic because of their time."""
@@ -232,6 +239,12 @@ class TopicCache:
             found = {name: self._topics[name].partitions for name in names if name in self._topics}
         return {name: count for name, count in found.items() if count}
 
+    def known_ids(self, names: Collection[str]) -> dict[str, str]:
+        """Return the ids of those of these topics of which that is known. Asks nobody."""
+        with self._lock:
+            topics = {name: self._topics[name] for name in names if name in self._topics}
+        return {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
+
     def topic_ids(self, names: Collection[str], *, again: Collection[str] = ()) -> dict[str, str]:
         """Return the ids of topics, as far as they are there. Asks Kafka for unknown ones, and for those of `again`;
         raises KafkaError.
@@ -241,6 +254,30 @@ class TopicCache:
         if unknown := set(names) - topics.keys():
             topics |= self._look_up(unknown)
         return {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
+
+    def changed(self, topic_ids: Mapping[str, str]) -> set[str]:
+        """Return which of these topics are not there any more, or have another id by now. They are forgotten. Raises
+        KafkaError.
+        """
+        answers = self.cluster.topics(topic_ids)
+        changed = {name for name, topic_id in topic_ids.items() if is_another(answers[name], topic_id)}
+        self.forget(changed)
+        return changed
+
+    def look_for_changed(self, topic_ids: Mapping[str, str]) -> Future[set[str]]:
+        """Ask the same in a thread of its own, so that a cluster that is away holds nobody up. Without an answer nothing
+        has changed.
+        """
+        answer: Future[set[str]] = Future()
+
+        def look() -> None:
+            try:
+                answer.set_result(self.changed(topic_ids))
+            except KafkaError:
+                answer.set_result(set())
+
+        threading.Thread(target=look, name="outbox-look", daemon=True).start()
+        return answer
 
     def _refusal(self, row: Row, topic: Topic) -> Refusal | None:
         _, name, _, _, header_names, header_values, partition = row[:7]

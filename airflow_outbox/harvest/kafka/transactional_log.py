@@ -18,6 +18,7 @@ from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import CALLS_UNTIL_STUCK, fence_producer
 from airflow_outbox.harvest.kafka.transactional_producer import TransactionalProducer
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Ledger, LedgerRecord
+from airflow_outbox.harvest.protocol.same_topics import SameTopics
 from airflow_outbox.harvest.rotation import Rotation
 from airflow_outbox.harvest.worker_thread import Worker
 from airflow_outbox.values.extents import TopicAndPartition
@@ -59,11 +60,18 @@ class KafkaTransactionalLog:
         self._config = config
         self._names = names
         self._shard = shard
+        ids = transactional_ids(config, names, shard=shard, stuck=stuck)
+        self._same = SameTopics(len(ids))
         producers = [
             TransactionalProducer(
-                config, transactional_id, ledger=(names.ledger_topic, shard), book=book, on_throttled=on_throttled
+                config,
+                transactional_id,
+                ledger=(names.ledger_topic, shard),
+                book=book,
+                same=self._same,
+                on_throttled=on_throttled,
             )
-            for transactional_id in transactional_ids(config, names, shard=shard, stuck=stuck)
+            for transactional_id in ids
         ]
         self._placing = Placing(str(producer_settings(config)["partitioner"]))
         self._rotation = Rotation(producers, stable_offsets=self._stable_offsets)
@@ -153,7 +161,9 @@ class KafkaTransactionalLog:
         return self._book.known_partitions(topics)
 
     def choose_partitions(self, rows: Sequence[OutboxRow]) -> Sequence[int] | None:
-        partitions = self._book.partitions({row[TOPIC] for row in rows})
+        topics = {row[TOPIC] for row in rows}
+        self._same.sending(self._book.known_ids(topics))  # before: the number of partitions may not be older
+        partitions = self._book.partitions(topics)
         return None if partitions is None else self._placing.choose(rows, partitions)
 
     async def begin(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any
 
@@ -19,7 +20,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReport, DeliveryReports
 from airflow_outbox.harvest.kafka.errors import CLIENT_ERRORS, REFUSALS, not_allowed, raised, refused_settings
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
-from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED
+from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED, UNKNOWN
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import (
     CALL_TIME,
@@ -31,12 +32,15 @@ from airflow_outbox.harvest.kafka.transactional_client import (
 from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, Transaction, smallest_gap
+from airflow_outbox.harvest.protocol.same_topics import SameTopics
 from airflow_outbox.harvest.worker_thread import Worker
 from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import PARTITION, OutboxRow
 
 _topic = itemgetter(1)
 _FLUSH_TIME = 0.2  # once a record is refused, the rest stays unsent: it must not be waited for
+_LOOKING_INTERVAL = 0.5  # of records that Kafka does not take: the client waits long for a topic that is deleted
+_TOPICS_NAMED = 3
 _SERVING_INTERVAL = 1.0  # the client's callbacks can wait this long while nothing is sent
 
 
@@ -55,14 +59,16 @@ class TransactionalProducer:
         *,
         ledger: TopicAndPartition,
         book: TopicCache,
+        same: SameTopics,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> None:
-        """With tokens this waits for one. `on_throttled` is told for how many seconds a quota holds the producer back.
+        """With tokens this waits for one. All producers of the term share `same`. `on_throttled` is told for how many seconds a quota holds the producer back.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
         self._on_throttled = on_throttled
         self._book = book
+        self._same = same
         self._ledger = ledger
         self._patience = config.limits.transaction_timeout
         self.transactional_id = transactional_id
@@ -73,6 +79,7 @@ class TransactionalProducer:
         self._gap = smallest_gap(self._settings)
         self._reports = DeliveryReports(self._settings, ledger=ledger, book=book)
         self._asks_of_each = False
+        self._topics: set[str] = set()  # of the open transaction's records
         self._has_committed = False
         self._is_asked_to_commit = False
         self._make()
@@ -159,6 +166,7 @@ class TransactionalProducer:
             raise self._transaction.given_up(Call.BEGIN, self._reports.why(error.args[0])) from error
         self._transaction.succeeded(Call.BEGIN, seconds=0)
         self._asks_of_each = self._book.is_in_doubt
+        self._topics = set()
         if self._has_committed:  # before that, a refused record must show by itself
             self._write((FIRST, None))
 
@@ -169,6 +177,8 @@ class TransactionalProducer:
         self._reports.begin(rows)
         produce = self._producer.produce
         topics = set(map(_topic, rows))
+        self._topics |= topics
+        self._require_same(topics)
         known = None if self._asks_of_each else self._book.partitions(topics)
         partitions = None if known is None else chosen or self._partitioner.choose(rows, known)
         counts: Mapping[TopicAndPartition, int]
@@ -194,9 +204,41 @@ class TransactionalProducer:
                 produce(topic, value, key, partition, report, None, 0, headers)
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 raise self._not_produced(number, topic, error) from error
-        self._flush()
+        self._flush(self._same.ids(topics))
+        if self._reports.is_purged:
+            raise self._given_up(self._failure() or BrokerError(BrokerError._PURGE_QUEUE))
+        extents = self._reports.extents(counts)
+        if doubtful := self._same.doubtful(extents):
+            self._require_unchanged(doubtful)
         self._transaction.succeeded(Call.PUBLISH, seconds=time.monotonic() - started)
-        return self._reports.extents(counts)
+        return extents
+
+    def _require_same(self, topics: set[str]) -> None:
+        """Raise RecordsRefusedError unless these topics have the ids that they had before in this term."""
+        ids = self._book.known_ids(topics)
+        if unknown := topics - ids.keys():  # another thread has found that something about them has changed
+            try:
+                ids |= self._book.topic_ids(unknown)
+            except KafkaError as error:
+                raise self._given_up(str(error)) from error
+        if changed := (topics - ids.keys()) | self._same.sending(ids):
+            raise self._changed(changed)
+
+    def _require_unchanged(self, topic_ids: Mapping[str, str]) -> None:
+        """Raise RecordsRefusedError unless Kafka says that these topics still have these ids."""
+        try:
+            changed = self._book.changed(topic_ids)
+        except KafkaError as error:
+            raise self._given_up(str(error)) from error
+        if changed:
+            raise self._changed(changed)
+
+    def _changed(self, topics: set[str]) -> RecordsRefusedError:
+        """Give up the producer. Return the error to raise when topics are not those that its records are for."""
+        named = ", ".join(sorted(topics)[:_TOPICS_NAMED])
+        text = f"topic {named} was deleted, or made again, while records were sent to it"
+        self._given_up(text)
+        return RecordsRefusedError(text, topics=[*topics], explained=True)
 
     def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
         """Return the error to raise for a record that the client does not take."""
@@ -205,7 +247,7 @@ class TransactionalProducer:
             # The transaction has failed meanwhile, because an earlier record was not delivered.
             with contextlib.suppress(*CLIENT_ERRORS):
                 self._producer.flush(CALL_TIME)
-            return self._given_up(self._reports.why(reason, topic))
+            return self._given_up(reason)
         if isinstance(error, BufferError):
             return self._given_up("the client's queue is full")
         text = self._reports.why(reason, topic) if isinstance(reason, BrokerError) else str(error)
@@ -214,11 +256,17 @@ class TransactionalProducer:
         self._transaction.given_up(Call.PUBLISH, text)
         return RecordsRefusedError(text, records=[number], topics=[topic])
 
-    def _given_up(self, reason: str) -> KafkaError:
+    def _given_up(self, reason: str | BrokerError) -> KafkaError:
         """Give up the producer. Return the error to raise: for a refused record, or else for this reason."""
-        error = self._transaction.given_up(Call.PUBLISH, reason)
+        text = reason if isinstance(reason, str) else self._reports.why(reason)
+        error = self._transaction.given_up(Call.PUBLISH, text)
         self._book.is_in_doubt = True
-        return self._reports.error() or error
+        if (refused := self._reports.error()) is not None:
+            return refused
+        if isinstance(reason, BrokerError) and reason.code() in UNKNOWN:
+            self._book.forget(self._topics)  # the next look at the records tells which of them is deleted
+            return RecordsRefusedError(text, explained=True)
+        return error
 
     def _write_ahead(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None) -> None:
         started = time.monotonic()
@@ -241,9 +289,10 @@ class TransactionalProducer:
             self._write_extents(extents)
         for record in records:
             self._write(record)
-        self._flush()
+        self._flush({})
         if self._reports.is_purged:
-            raise self._given_up(self._reports.not_written(self._failure() or BrokerError(BrokerError._PURGE_QUEUE)))
+            reason = self._failure() or BrokerError(BrokerError._PURGE_QUEUE)
+            raise self._given_up(reason if reason.code() in UNKNOWN else self._reports.not_written(reason))
 
     def _write(self, record: LedgerRecord) -> None:
         (topic, partition), (key, value) = self._ledger, record
@@ -252,7 +301,7 @@ class TransactionalProducer:
         except KafkaException as error:
             reason = raised(error)
             if reason.code() == BrokerError._STATE:  # the transaction failed before, because of a record
-                raise self._given_up(self._reports.why(self._failure() or reason)) from error
+                raise self._given_up(self._failure() or reason) from error
             raise self._given_up(self._reports.not_written(reason)) from error
         except BufferError as error:
             raise self._given_up("the client's queue is full") from error
@@ -267,7 +316,7 @@ class TransactionalProducer:
         except KafkaException as error:
             reason = raised(error)
             if reason.code() == BrokerError._STATE:  # the transaction failed before, because of a record
-                raise self._given_up(self._reports.why(self._failure() or reason)) from error
+                raise self._given_up(self._failure() or reason) from error
             extents.refused()
             raise self._given_up(self._reports.extents_not_written(reason, extents.topic)) from error
         except BufferError as error:
@@ -278,16 +327,25 @@ class TransactionalProducer:
         with contextlib.suppress(*CLIENT_ERRORS):
             self._producer.poll(0)
 
-    def _flush(self) -> None:
-        """Wait until Kafka has everything that was sent."""
-        deadline = time.monotonic() + self._patience
+    def _flush(self, topic_ids: Mapping[str, str]) -> None:
+        """Wait until Kafka has everything that was sent, as long as these topics are there."""
+        started = time.monotonic()
+        look_at = started + _LOOKING_INTERVAL
+        look: Future[set[str]] | None = None
         try:
             while self._producer.flush(_FLUSH_TIME) and not self._reports.are_refusals:
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > started + self._patience:
                     self._reports.note_late_extents()
                     raise self._given_up(self._reports.complaint or "Kafka did not take the records in time")
+                if look is not None and look.done():
+                    if changed := look.result():
+                        raise self._changed(changed)
+                    look, look_at = None, now + _LOOKING_INTERVAL
+                elif look is None and topic_ids and now > look_at:
+                    look = self._book.look_for_changed(topic_ids)
         except CLIENT_ERRORS as error:
-            raise self._given_up(self._reports.why(raised(error))) from error
+            raise self._given_up(raised(error)) from error
         if self._reports.are_refusals:
             raise self._given_up(str(self._reports.refused or not_allowed("WRITE", "topic", self._ledger[0])))
 
