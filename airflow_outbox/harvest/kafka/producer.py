@@ -55,9 +55,7 @@ REFUSED = frozenset(
     }
 )
 """Errors by which Kafka refuses the records themselves, rather than everything at the moment."""
-UNKNOWN = frozenset(
-    {BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError._UNKNOWN_TOPIC, BrokerError._UNKNOWN_PARTITION}
-)
+UNKNOWN = frozenset({BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError._UNKNOWN_TOPIC, BrokerError._UNKNOWN_PARTITION})
 """Those of them by which a topic, or a partition, is not there."""
 
 

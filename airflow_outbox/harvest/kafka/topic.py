@@ -64,11 +64,11 @@ def not_there(name: str) -> Refusal:
     return Refusal(Cause.UNKNOWN_TOPIC, f"topic {name} does not exist. Create it")
 
 
-def is_another(answer: Any, topic_id: str) -> bool:
-    """Whether Kafka's answer about a topic says that it is not, or no more, the one with this id."""
+def is_another(answer: Any, topic_id: str | None) -> bool:
+    """Whether Kafka's answer about a topic says that it is not there, or not the one with this id, if that is known."""
     if isinstance(answer, BrokerError):
         return bool(answer.code() == BrokerError.UNKNOWN_TOPIC_OR_PART)
-    return str(answer.topic_id) != topic_id
+    return topic_id is not None and str(answer.topic_id) != topic_id
 
 
 def topic_of(name: str, answer: Any, settings: TopicSettings | None) -> Topic:

@@ -255,18 +255,18 @@ class TopicCache:
             topics |= self._look_up(unknown)
         return {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
 
-    def changed(self, topic_ids: Mapping[str, str]) -> set[str]:
-        """Return which of these topics are not there any more, or have another id by now. They are forgotten. Raises
-        KafkaError.
+    def changed(self, topic_ids: Mapping[str, str | None]) -> set[str]:
+        """Return which of these topics are not there any more, or have another id by now (None: its id is not known).
+        They are forgotten. Raises KafkaError.
         """
         answers = self.cluster.topics(topic_ids)
         changed = {name for name, topic_id in topic_ids.items() if is_another(answers[name], topic_id)}
         self.forget(changed)
         return changed
 
-    def look_for_changed(self, topic_ids: Mapping[str, str]) -> Future[set[str]]:
-        """Ask the same in a thread of its own, so that a cluster that is away holds nobody up. Without an answer nothing
-        has changed.
+    def look_for_changed(self, topic_ids: Mapping[str, str | None]) -> Future[set[str]]:
+        """Ask the same in a thread of its own, so that a cluster that is away holds nobody up. If there is no answer,
+        nothing has changed.
         """
         answer: Future[set[str]] = Future()
 

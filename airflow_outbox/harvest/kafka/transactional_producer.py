@@ -62,7 +62,8 @@ class TransactionalProducer:
         same: SameTopics,
         on_throttled: Callable[[float], object] = lambda _: None,
     ) -> None:
-        """With tokens this waits for one. All producers of the term share `same`. `on_throttled` is told for how many seconds a quota holds the producer back.
+        """With tokens this waits for one. All producers of the term share `same`. `on_throttled` is told for how many
+        seconds a quota holds the producer back.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
@@ -216,7 +217,7 @@ class TransactionalProducer:
     def _require_same(self, topics: set[str]) -> None:
         """Raise RecordsRefusedError unless these topics have the ids that they had before in this term."""
         ids = self._book.known_ids(topics)
-        if unknown := topics - ids.keys():  # another thread has found that something about them has changed
+        if unknown := topics - ids.keys():  # forgotten by another thread since they were looked up
             try:
                 ids |= self._book.topic_ids(unknown)
             except KafkaError as error:
@@ -236,7 +237,7 @@ class TransactionalProducer:
     def _changed(self, topics: set[str]) -> RecordsRefusedError:
         """Give up the producer. Return the error to raise when topics are not those that its records are for."""
         named = ", ".join(sorted(topics)[:_TOPICS_NAMED])
-        text = f"topic {named} was deleted, or made again, while records were sent to it"
+        text = f"topic {named} was deleted, or made again, while records were sent to it. They are sent again"
         self._given_up(text)
         return RecordsRefusedError(text, topics=[*topics], explained=True)
 
@@ -289,7 +290,7 @@ class TransactionalProducer:
             self._write_extents(extents)
         for record in records:
             self._write(record)
-        self._flush({})
+        self._flush({} if extents is None else {extents.topic: None})
         if self._reports.is_purged:
             reason = self._failure() or BrokerError(BrokerError._PURGE_QUEUE)
             raise self._given_up(reason if reason.code() in UNKNOWN else self._reports.not_written(reason))
@@ -327,8 +328,10 @@ class TransactionalProducer:
         with contextlib.suppress(*CLIENT_ERRORS):
             self._producer.poll(0)
 
-    def _flush(self, topic_ids: Mapping[str, str]) -> None:
-        """Wait until Kafka has everything that was sent, as long as these topics are there."""
+    def _flush(self, topic_ids: Mapping[str, str | None]) -> None:
+        """Wait until Kafka has everything that was sent, as long as these topics are there, with these ids if they are
+        known.
+        """
         started = time.monotonic()
         look_at = started + _LOOKING_INTERVAL
         look: Future[set[str]] | None = None
