@@ -170,17 +170,24 @@ class RecordsRefusedError(PublishError):
 
     `records` are the ids of those that are known to be the reason, none when any of a batch may be it; `topics` are
     those of the refused ones, as far as they are known. `explained` tells whether the next look at the records will
-    show which ones.
+    show which ones; `unclear`, whether the reason may also be Kafka itself.
     """
 
     def __init__(
-        self, reason: str, *, records: Sequence[int] = (), topics: Collection[str] = (), explained: bool = False
+        self,
+        reason: str,
+        *,
+        records: Sequence[int] = (),
+        topics: Collection[str] = (),
+        explained: bool = False,
+        unclear: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.records = records
         self.topics = topics
         self.explained = explained
+        self.unclear = unclear
 
 
 class UncertainCommitError(PublishError):

@@ -206,7 +206,14 @@ class RowMarksTerm(Term):
             # Unless Kafka names one, it may be any that was sent with it.
             mixed = [record for record in self._undelivered if isinstance(record, _ParkedRecord) is parked]
             ids, is_named = error.records or [record.id for record in mixed], bool(error.records)
-            self._caution.failed(ids, error.reason, certain=is_named, explained=error.explained, parked=parked)
+            self._caution.failed(
+                ids,
+                error.reason,
+                certain=is_named,
+                explained=error.explained,
+                unclear=error.unclear,
+                parked=parked,
+            )
             if self._failure is None:  # so this ends the term
                 self._caution.topics.refused(error.topics, error.reason, at=_now())
         self._failure = self._failure or error

@@ -84,7 +84,14 @@ class Sending:
                 await self.filled.join()  # records before it are not uncertain
                 ids = error.records or [row[ID] for row in portion]
                 certain = bool(error.records) or len(ids) == 1
-                self._caution.failed(ids, error.reason, certain=certain, explained=error.explained, parked=parked)
+                self._caution.failed(
+                    ids,
+                    error.reason,
+                    certain=certain,
+                    explained=error.explained,
+                    unclear=error.unclear,
+                    parked=parked,
+                )
                 self._caution.topics.refused(error.topics, error.reason, at=now())
                 raise
             except KafkaError:

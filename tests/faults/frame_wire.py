@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from faults.frames import Frames, Request, correlation_id_of, error_in, read_request
-from faults.treatments import Cut, Delay, Drop, Hold, Late, Twice
+from faults.frames import Frames, Request, correlation_id_of, error_in, read_request, refusal_of
+from faults.treatments import Cut, Delay, Drop, Hold, Late, Refuse, Twice
 
 if TYPE_CHECKING:
     from faults.frame_proxy import FrameProxy, Mistreatment
@@ -99,6 +99,11 @@ class Wire:
                 assert strike is not None
                 strike.delivered.set()
                 self.cut()
+            case Refuse(code=code, topic=topic):
+                assert strike is not None
+                strike.delivered.set()
+                if self.client.transport is not None:
+                    self.client.transport.write(refusal_of(frame, code, topic))
             case Late():
                 assert strike is not None
                 self._is_late = True

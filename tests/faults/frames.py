@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")  # kind, version, correlation id, length of the client id
 _SHORT = struct.Struct(">h")
+_NOTHING = struct.Struct(">qqq")  # the first offset, the time, and where the partition begins
+_NOT_ATTEMPTED = 55  # because of another partition
 _ANSWER_HEADER = 4  # bytes: the correlation id
 
 
@@ -36,7 +38,7 @@ _BEFORE_BATCHES = 3  # from version 4 on brokers, and only they, ask AddPartitio
 class Request:
     """A request that a proxy has seen; `at` is when, on the monotonic clock, `connection` on which of its connections.
 
-    `commits` says of EndTxn whether it commits; it is None for others.
+    `commits` says of EndTxn whether it commits; it is None for others. `frame` is all of it, as it came.
     """
 
     api: int
@@ -47,6 +49,7 @@ class Request:
     commits: bool | None
     connection: int
     at: float
+    frame: bytes = field(default=b"", repr=False)
 
 
 class Frames:
@@ -70,19 +73,60 @@ class Frames:
 
 def read_request(frame: bytes, *, connection: int, at: float) -> Request:
     api, version, correlation_id, length = _HEADER.unpack_from(frame, _SIZE.size)
-    body = _SIZE.size + _HEADER.size
-    client_id = frame[body : body + max(length, 0)].decode()
-    body += max(length, 0)
-    transactional_id, commits = None, None
-    if api in _FLEXIBLE_FROM and api != Api.WRITE_MARKERS:
-        is_flexible = version >= _FLEXIBLE_FROM[Api(api)]
-        if is_flexible:
-            body = _after_tags(frame, body)
-        if not (api == Api.ADD_PARTITIONS and version > _BEFORE_BATCHES):
-            transactional_id, body = (_compact_text if is_flexible else _text)(frame, body)
-        if api == Api.END:
-            commits = frame[body + 10] != 0  # after the producer's id and epoch
-    return Request(api, version, correlation_id, client_id, transactional_id, commits, connection, at)
+    client = _SIZE.size + _HEADER.size
+    client_id = frame[client : client + max(length, 0)].decode()
+    transactional_id, body = _transactional_id(frame)
+    commits = None if api != Api.END else frame[body + 10] != 0  # after the producer's id and epoch
+    return Request(api, version, correlation_id, client_id, transactional_id, commits, connection, at, frame)
+
+
+def _transactional_id(frame: bytes) -> tuple[str | None, int]:
+    """The transactional id, if the request has one, and where the rest of the request begins."""
+    api, version, _, length = _HEADER.unpack_from(frame, _SIZE.size)
+    body = _SIZE.size + _HEADER.size + max(length, 0)
+    if api not in _FLEXIBLE_FROM or api == Api.WRITE_MARKERS:
+        return None, body
+    is_flexible = version >= _FLEXIBLE_FROM[Api(api)]
+    if is_flexible:
+        body = _after_tags(frame, body)
+    if api == Api.ADD_PARTITIONS and version > _BEFORE_BATCHES:
+        return None, body
+    return (_compact_text if is_flexible else _text)(frame, body)
+
+
+def refusal_of(frame: bytes, code: int, topic: str) -> bytes:
+    """The answer by which a broker refuses a request: Produce as a whole, AddPartitionsToTxn because of this topic."""
+    api, version, correlation_id, _ = _HEADER.unpack_from(frame, _SIZE.size)
+    _, place = _transactional_id(frame)
+    assert (version >= _FLEXIBLE_FROM[Api(api)]) == (api == Api.PRODUCE)  # as librdkafka sends them
+    refused = _produce_refused(frame, place, code) if api == Api.PRODUCE else _adding_refused(frame, place, code, topic)
+    answer = _SIZE.pack(correlation_id) + refused
+    return _SIZE.pack(len(answer)) + answer
+
+
+def _produce_refused(frame: bytes, place: int, code: int) -> bytes:
+    place += 6  # the wanted acknowledgements, and the time for them
+    topics, place = _number(frame, place)
+    after_topic = _compact_text(frame, place)[1]
+    partitions, first = _number(frame, after_topic)
+    assert topics == partitions == 2  # one each: a compact array says one more than it has
+    offsets, no_errors, no_message, no_tags, not_throttled = _NOTHING.pack(-1, -1, -1), b"\1", b"\0", b"\0", bytes(4)
+    refused = frame[first : first + 4] + _SHORT.pack(code) + offsets + no_errors + no_message + no_tags
+    return no_tags + b"\2" + frame[place:after_topic] + b"\2" + refused + no_tags + not_throttled + no_tags
+
+
+def _adding_refused(frame: bytes, place: int, code: int, topic: str) -> bytes:
+    place += 10  # the producer's id and epoch
+    (topics,) = _SIZE.unpack_from(frame, place)
+    answer, place = bytes(4) + frame[place : place + 4], place + 4  # not throttled
+    for _ in range(topics):
+        name, after_topic = _text(frame, place)
+        (partitions,) = _SIZE.unpack_from(frame, after_topic)
+        answer, place = answer + frame[place : after_topic + 4], after_topic + 4
+        for _ in range(partitions):
+            answer += frame[place : place + 4] + _SHORT.pack(code if name == topic else _NOT_ATTEMPTED)
+            place += 4
+    return answer
 
 
 def correlation_id_of(answer: bytes) -> int:

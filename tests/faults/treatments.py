@@ -53,5 +53,15 @@ class Late:
     after: tuple[Step, ...] = ()
 
 
-Treatment = Drop | Cut | Twice | Delay | Hold | Late
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The broker never gets it, and the client is answered this error: of Produce for all of its records, of
+    AddPartitionsToTxn for the partitions of one topic. The broker attempts no others then.
+    """
+
+    code: int
+    topic: str = ""
+
+
+Treatment = Drop | Cut | Twice | Delay | Hold | Late | Refuse
 Rule = Callable[[Request], Treatment | None]

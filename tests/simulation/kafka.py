@@ -17,7 +17,7 @@ a producer asks of it; until it has, it takes nothing else for that id, and nobo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -25,6 +25,7 @@ from typing import Any
 
 from simulation.loop import ELSEWHERE
 
+from airflow_outbox.errors import RecordsRefusedError
 from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import HEADER_NAMES, HEADER_VALUES, TOPIC, VALUE
 from airflow_outbox.values.refusals import Cause, Refusal
@@ -180,6 +181,8 @@ class Broker:
         """Records that are refused, by value, of which a look at them tells so."""
         self.untold: set[str] = set()
         """Records that are refused, of which only the sending tells so; with all that is sent with them."""
+        self.unclear: set[str] = set()
+        """Those of them that are refused with an error that may also be about Kafka itself."""
         self.missing: set[str] = set()
         """Topics that are not there."""
         self.marking_time = 0.0
@@ -210,6 +213,15 @@ class Broker:
     def takes(self, row: Sequence[Any]) -> bool:
         """Whether a record is taken when it is sent."""
         return row[VALUE] not in self.untold and self.refusal(row) is None
+
+    def refused_with(self, rows: Iterable[Sequence[Any]]) -> RecordsRefusedError | None:
+        """The error for rows that are sent together (None: all of them are taken)."""
+        refused = [row for row in rows if not self.takes(row)]
+        if not refused:
+            return None
+        unclear = all(row[VALUE] in self.unclear for row in refused)
+        topics = sorted({row[TOPIC] for row in refused})
+        return RecordsRefusedError("simulated: refused", topics=topics, explained=not unclear, unclear=unclear)
 
     def unavailable(self, row: Sequence[Any], *, again: bool) -> Refusal | None:
         """The result of a look at a record's topic: an old one, unless a record was not answered, or one `again`."""

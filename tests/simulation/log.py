@@ -234,10 +234,10 @@ class SimulatedLog:
         """The reason why a record can't be published."""
         if record.size > MAX_VALUE_SIZE:
             return RecordsRefusedError("simulated: too large", records=[record.id], topics=[record.topic])
-        if not self._broker.takes(record):
-            records = [record.id] if self._individually else []
-            refused = {"records": records, "topics": [record.topic]}
-            return RecordsRefusedError("simulated: refused", **refused, explained=not records)
+        if (refused := self._broker.refused_with([record])) is not None:
+            if self._individually:
+                refused.records, refused.explained = [record.id], False
+            return refused
         place = place_of(record.topic, record.key, record.partition)
         try:
             await self._link.ask("send", lambda answer: answer.give(self._broker.append(place, record.key, record)))

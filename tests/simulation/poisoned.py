@@ -37,6 +37,8 @@ class Poisoned(History):
             value = f"v{random.randrange(1, 80)}"
             if place % 2:
                 broker.untold.add(value)
+                if place == 3:
+                    broker.unclear.add(value)
             else:
                 broker.told[value] = Refusal(random.choice((Cause.TOO_LARGE, Cause.PARTITION)), "simulated")
         poisoning = asyncio.create_task(self._poison())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from simulation.kafka import LEDGER, PARTITIONS, Broker, Concurrent, Fenced, NoLeader, NotInTransaction
 from simulation.network import Answer, Link
 
-from airflow_outbox.errors import KafkaError, RecordsRefusedError, StuckTransactionsError
+from airflow_outbox.errors import KafkaError, StuckTransactionsError
 from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import JITTER, Call, Transaction
@@ -84,8 +84,8 @@ class SimulatedProducer:
 
     async def publish(self, rows: Sequence[OutboxRow], partitions: Sequence[int] | None = None) -> Sequence[Extent]:
         with self._timed(Call.PUBLISH):
-            if refused := {row[1] for row in rows if not self._broker.takes(row)}:
-                raise RecordsRefusedError("simulated: a record is refused", topics=sorted(refused), explained=True)
+            if (refused := self._broker.refused_with(rows)) is not None:
+                raise refused
             places: dict[TopicAndPartition, list[tuple[Any, Any]]] = {}
             for row, chosen in zip(rows, partitions or [row[PARTITION] for row in rows], strict=True):
                 place = place_of(row[TOPIC], row[KEY], chosen, partitions=self._broker.partitions_of_topics)

@@ -187,3 +187,57 @@ def test_records_that_are_refused_all_the_time_cost_others_so_many_terms_a_minut
         assert not complaints(world.database, world.broker, exactly_once=design.delivery == "exactly_once")
 
     simulate(live())
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_a_record_that_is_refused_with_an_unclear_error_is_condemned_when_others_pass(design: Design) -> None:
+    """It is set aside at once and tried by itself. It waits for an operator only once others were published between."""
+
+    async def live() -> None:
+        scene = RefusedMember.of(design, "v5")
+        world = scene.world
+        world.broker.unclear.add("v5")
+        for number in range(1, 41):
+            world.database.stash(record(number))
+        await scene.settles(within=15)
+        await asyncio.sleep(300)
+        [row] = world.database.state.parked.values()
+        assert (row.record.id, row.refusal and row.refusal.cause) == (5, Cause.UNTRIED)
+        assert scene.terms <= 5 * MOST_REFUSALS + TERMS  # in five minutes; the simulated table delays no retry
+        for number in range(41, 241):
+            world.database.stash(record(number))
+            await asyncio.sleep(5)
+            assert len(world.database.state.rows) <= 1
+        [row] = world.database.state.parked.values()
+        assert (row.record.id, row.refusal and row.refusal.cause) == (5, Cause.REFUSED)
+        before = scene.terms
+        await asyncio.sleep(1200)
+        assert scene.terms == before
+        await scene.member.stop()
+
+    simulate(live())
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
+def test_unclear_errors_about_everything_leave_nothing_to_an_operator(design: Design) -> None:
+    """While Kafka answers them to all that is sent, records may be set aside; then all of them are published."""
+
+    async def live() -> None:
+        scene = RefusedMember.of(design)
+        world = scene.world
+        for number in range(1, 201):
+            world.broker.untold.add(f"v{number}")
+            world.broker.unclear.add(f"v{number}")
+        for number in range(1, 201):
+            world.database.stash(record(number, f"k{number % 10}", topic=f"t{number % 3}"))
+            await asyncio.sleep(0.5)
+        world.broker.untold.clear()
+        async with asyncio.timeout(900):
+            while world.database.state.rows or world.database.state.parked:
+                assert not any(row.waits_to_be_asked_for for row in world.database.state.parked.values())
+                await asyncio.sleep(1)
+        assert scene.terms <= 4 * MOST_REFUSALS + TERMS
+        await scene.member.stop()
+        assert not complaints(world.database, world.broker, exactly_once=design.delivery == "exactly_once")
+
+    simulate(live())

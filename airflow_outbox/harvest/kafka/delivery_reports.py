@@ -16,8 +16,9 @@ from confluent_kafka import KafkaError as BrokerError
 from confluent_kafka import Message
 
 from airflow_outbox.errors import KafkaError, PublishError, RecordsRefusedError
+from airflow_outbox.harvest.kafka.error_kinds import ErrorKind, kind_of
 from airflow_outbox.harvest.kafka.errors import clocks_differ, explained, not_allowed
-from airflow_outbox.harvest.kafka.producer import REFUSED, UNKNOWN, shown
+from airflow_outbox.harvest.kafka.producer import UNKNOWN, shown
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import ClientLog, refusal
 from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
@@ -30,16 +31,6 @@ DeliveryReport = Callable[[BrokerError | None, Message], None]
 _TOPICS_NAMED = 3
 _FEW_PARTITIONS = 16
 _UNKNOWN = (BrokerError._UNKNOWN_TOPIC, BrokerError._UNKNOWN_PARTITION)
-_ABOUT_PRODUCER = (
-    BrokerError.INVALID_PRODUCER_EPOCH,
-    BrokerError.PRODUCER_FENCED,
-    BrokerError.INVALID_TXN_STATE,
-    BrokerError.INVALID_PRODUCER_ID_MAPPING,
-    BrokerError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    BrokerError.UNKNOWN_PRODUCER_ID,
-    BrokerError.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    BrokerError.CLUSTER_AUTHORIZATION_FAILED,
-)
 _topic, _size = itemgetter(TOPIC), itemgetter(SIZE)
 
 
@@ -48,7 +39,8 @@ class DeliveryReports:
 
     - `refused`: the error of a record that was not delivered; None: none is known
     - `offset`: that of the ledger's last record
-    - `is_purged`: whether a failed transaction took an entry of the ledger, or records, with it
+    - `is_purged`: whether a failed transaction took an entry of the ledger with it
+    - `are_purged`: whether one took records that were sent last with it
     - `complaint`: the last error of the client as a whole, in words
     """
 
@@ -56,6 +48,7 @@ class DeliveryReports:
         self.refused: KafkaError | None = None
         self.offset = 0
         self.is_purged = False
+        self.are_purged = False
         self.complaint: str | None = None
         self._settings = settings
         self._ledger = ledger
@@ -76,6 +69,7 @@ class DeliveryReports:
     def begin(self, rows: Sequence[OutboxRow]) -> None:
         """These rows are sent now."""
         self._extents.clear()
+        self.are_purged = False
         self._is_alone = len(rows) == 1
 
     def extents(self, counts: Mapping[TopicAndPartition, int]) -> list[Extent]:
@@ -124,13 +118,12 @@ class DeliveryReports:
         if error is not None:
             if error.code() == BrokerError.INVALID_TIMESTAMP:
                 self._client_log.untimely.add(topic)
-            if error.code() in REFUSED:
+            if kind_of(error).narrows:
                 self._doubt(error, message)
-                known = isinstance(self.refused, RecordsRefusedError)
-                if not known:
-                    self.refused = RecordsRefusedError(self.why(error, topic), topics=[topic], explained=True)
+                if not isinstance(self.refused, RecordsRefusedError):
+                    self.refused = self._refusal(error, topic)
             elif error.code() == BrokerError._PURGE_QUEUE:
-                self.is_purged = True
+                self.are_purged = True
             elif self.refused is None:
                 self._book.unanswered(topic)
                 name = f"a record (topic {topic}, key {shown(message.key())})"
@@ -201,6 +194,21 @@ class DeliveryReports:
             return self.complaint
         return refusal(error, str(self._settings["transactional.id"]))
 
+    def failed(self, error: BrokerError, *, sent_to: Collection[str]) -> None:
+        """The transaction, with records for these topics, has failed, and no report of a record says why."""
+        topics, extents = self._client_log.not_added, self._extents_to_write
+        if extents is not None and extents.topic in topics:
+            extents.refused()
+            self.refused = KafkaError(self.extents_not_written(error, extents.topic))
+            return
+        if not kind_of(error).narrows or error.fatal() or self._ledger[0] in topics:
+            self.refused = PublishError(self.why(error))
+        elif error.code() in UNKNOWN and not topics:
+            self._book.forget(sent_to)  # the next look at the records tells which of the topics is deleted
+            self.refused = RecordsRefusedError(self.why(error), explained=True)
+        else:
+            self.refused = self._refusal(error, *sorted(topics))
+
     def complain(self, error: BrokerError) -> None:
         """The client reports an error of its own."""
         self.complaint = explained(error, self._settings)
@@ -211,6 +219,11 @@ class DeliveryReports:
         if limit is None or max(map(_size, rows), default=0) <= limit // 2:
             return []
         return [place for place, row in enumerate(rows) if row[SIZE] > limit // 2]
+
+    def _refusal(self, error: BrokerError, *topics: str) -> RecordsRefusedError:
+        is_unclear = kind_of(error) is ErrorKind.UNCLEAR
+        reason = self.why(error, topics[0] if topics else None)
+        return RecordsRefusedError(reason, topics=topics, explained=bool(topics) and not is_unclear, unclear=is_unclear)
 
     def _doubt(self, error: BrokerError, message: Message) -> None:
         topic = cast("str", message.topic())
@@ -251,4 +264,4 @@ class DeliveryReports:
 
 def _is_about_topic(error: BrokerError) -> bool:
     """Whether a record was not taken because of its topic: a broker says so, or that there is none."""
-    return error.code() in _UNKNOWN or (error.code() > 0 and error.code() not in _ABOUT_PRODUCER)
+    return error.code() in _UNKNOWN or (error.code() > 0 and kind_of(error) is not ErrorKind.PRODUCER)

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Message, Producer
 
 from airflow_outbox.errors import PublishError, RecordsRefusedError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.error_kinds import ErrorKind, kind_of
 from airflow_outbox.harvest.kafka.errors import (
     CLIENT_ERRORS,
     REFUSALS,
@@ -36,27 +37,8 @@ logger = logging.getLogger(__name__)
 
 PARTITION_BY_KEY = -1
 
-REFUSED = frozenset(
-    {
-        BrokerError.MSG_SIZE_TOO_LARGE,
-        BrokerError.RECORD_LIST_TOO_LARGE,
-        BrokerError.INVALID_MSG,
-        BrokerError.INVALID_MSG_SIZE,
-        BrokerError.INVALID_RECORD,
-        BrokerError.INVALID_TIMESTAMP,
-        BrokerError.TOPIC_EXCEPTION,
-        BrokerError.TOPIC_AUTHORIZATION_FAILED,
-        BrokerError.UNKNOWN_TOPIC_OR_PART,
-        BrokerError.POLICY_VIOLATION,
-        BrokerError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-        BrokerError._UNKNOWN_TOPIC,
-        BrokerError._UNKNOWN_PARTITION,
-        BrokerError._INVALID_DIFFERENT_RECORD,
-    }
-)
-"""Errors by which Kafka refuses the records themselves, rather than everything at the moment."""
 UNKNOWN = frozenset({BrokerError.UNKNOWN_TOPIC_OR_PART, BrokerError._UNKNOWN_TOPIC, BrokerError._UNKNOWN_PARTITION})
-"""Those of them by which a topic, or a partition, is not there."""
+"""Codes by which a topic, or a partition, is not there."""
 
 
 def producer_settings(config: HarvestConfig) -> dict[str, Any]:
@@ -175,7 +157,8 @@ class KafkaLog:
             self._book.found_untimely(record.topic)
             return PublishError(clocks_differ(record.topic))
         reason = self._why(record, error)
-        if (isinstance(error, BrokerError) and error.code() in REFUSED) or isinstance(error, ValueError | TypeError):
+        kind = kind_of(error) if isinstance(error, BrokerError) else None
+        if (kind is not None and kind.narrows) or isinstance(error, ValueError | TypeError):
             if isinstance(error, BrokerError) and error.code() == BrokerError.MSG_SIZE_TOO_LARGE:
                 batch_size = 0 if self._individually else int(self._settings["batch.size"])
                 self._book.found_too_large(record.topic, record.key, record.value, batch_size=batch_size)
@@ -184,7 +167,12 @@ class KafkaLog:
             else:
                 self._book.doubt(record.topic)
             records = [record.id] if certain else []
-            return RecordsRefusedError(reason, records=records, topics=[record.topic], explained=not certain)
+            is_unclear = kind is ErrorKind.UNCLEAR
+            is_explained = not certain and not is_unclear
+            topics = [record.topic]
+            return RecordsRefusedError(
+                reason, records=records, topics=topics, explained=is_explained, unclear=is_unclear
+            )
         if isinstance(error, BrokerError):
             self._book.unanswered(record.topic)
         name = f"record {record.id} (topic {record.topic}, key {shown(record.key)})"

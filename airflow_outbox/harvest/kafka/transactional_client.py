@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 
 from airflow_outbox.errors import KafkaError, StuckTransactionsError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.error_kinds import KINDS, ErrorKind
 from airflow_outbox.harvest.kafka.errors import (
     CLIENT_ERRORS,
     REFUSALS,
@@ -21,7 +22,7 @@ from airflow_outbox.harvest.kafka.errors import (
     raised,
     refused_settings,
 )
-from airflow_outbox.harvest.kafka.producer import REFUSED, producer_settings
+from airflow_outbox.harvest.kafka.producer import producer_settings
 
 logger = logging.getLogger(__name__)
 
@@ -106,24 +107,29 @@ def refusal(error: BrokerError, transactional_id: str) -> str:
 class ClientLog(logging.Handler):
     """The topics that Kafka kept out of the transaction, and why, and those that found their records `untimely`.
 
-    These are read from the client's log, since its error names none. Everything that it logs is passed on.
+    Some are `not_added` and yet not `refused`: the error may be about something else. All of this is read from the
+    client's log, since its error names none. Everything that it logs is passed on.
     """
 
     _UNTIMELY = re.compile(r"ProduceRequest for (\S+) \[\d+\] .*\(INVALID_TIMESTAMP\)")
     _LINE = re.compile(r'Failed to add partition "([^"]+)" \[\d+\] to transaction: (.*)')
-    _REASONS = frozenset(BrokerError(code).str() for code in REFUSED)
+    _FOLLOWING = BrokerError(BrokerError.OPERATION_NOT_ATTEMPTED).str()  # from another topic's reason
+    _REASONS = frozenset(BrokerError(code).str() for code, kind in KINDS.items() if kind is ErrorKind.RECORD)
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, str] = {}
+        self.not_added: set[str] = set()
         self.untimely: set[str] = set()
         self.logger = logging.Logger(logger.name, logging.WARNING)
         self.logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         found = self._LINE.search(record.getMessage())
-        if found is not None and found[2] in self._REASONS:  # other reasons follow from these, or hit all topics
-            self.refused[found[1]] = found[2]
+        if found is not None and found[2] != self._FOLLOWING:
+            self.not_added.add(found[1])
+            if found[2] in self._REASONS:  # other reasons may hit all topics
+                self.refused[found[1]] = found[2]
         if (found := self._UNTIMELY.search(record.getMessage())) is not None:
             self.untimely.add(found[1])
         if logger.isEnabledFor(record.levelno):

@@ -18,9 +18,10 @@ from confluent_kafka import KafkaException, Producer
 from airflow_outbox.errors import KafkaError, RecordsRefusedError, StuckTransactionsError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReport, DeliveryReports
+from airflow_outbox.harvest.kafka.error_kinds import ErrorKind, kind_of
 from airflow_outbox.harvest.kafka.errors import CLIENT_ERRORS, REFUSALS, not_allowed, raised, refused_settings
 from airflow_outbox.harvest.kafka.partitioner import Partitioner
-from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, REFUSED, UNKNOWN
+from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, UNKNOWN
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import (
     CALL_TIME,
@@ -206,8 +207,6 @@ class TransactionalProducer:
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 raise self._not_produced(number, topic, error) from error
         self._flush(self._same.ids(topics))
-        if self._reports.is_purged:
-            raise self._given_up(self._failure() or BrokerError(BrokerError._PURGE_QUEUE))
         extents = self._reports.extents(counts)
         if doubtful := self._same.doubtful(extents):
             self._require_unchanged(doubtful)
@@ -244,18 +243,22 @@ class TransactionalProducer:
     def _not_produced(self, number: int, topic: str, error: Exception) -> KafkaError:
         """Return the error to raise for a record that the client does not take."""
         reason = error.args[0] if isinstance(error, KafkaException) else error
-        if isinstance(reason, BrokerError) and reason.code() not in REFUSED:
+        if isinstance(reason, BrokerError) and not kind_of(reason).narrows:
             # The transaction has failed meanwhile, because an earlier record was not delivered.
             with contextlib.suppress(*CLIENT_ERRORS):
                 self._producer.flush(CALL_TIME)
+            if not self._reports.are_refusals and (failure := self._failure()) is not None:
+                return self._unreported(failure)
             return self._given_up(reason)
         if isinstance(error, BufferError):
             return self._given_up("the client's queue is full")
-        text = self._reports.why(reason, topic) if isinstance(reason, BrokerError) else str(error)
+        text, is_unclear = str(error), False
+        if isinstance(reason, BrokerError):
+            text, is_unclear = self._reports.why(reason, topic), kind_of(reason) is ErrorKind.UNCLEAR
         self._book.doubt(topic)
         self._book.is_in_doubt = True
         self._transaction.given_up(Call.PUBLISH, text)
-        return RecordsRefusedError(text, records=[number], topics=[topic])
+        return RecordsRefusedError(text, records=[number], topics=[topic], unclear=is_unclear)
 
     def _given_up(self, reason: str | BrokerError) -> KafkaError:
         """Give up the producer. Return the error to raise: for a refused record, or else for this reason."""
@@ -265,9 +268,15 @@ class TransactionalProducer:
         if (refused := self._reports.error()) is not None:
             return refused
         if isinstance(reason, BrokerError) and reason.code() in UNKNOWN:
-            self._book.forget(self._topics)  # the next look at the records tells which of them is deleted
-            return RecordsRefusedError(text, explained=True)
-        return error
+            self._reports.failed(reason, sent_to=self._topics)
+        return self._reports.error() or error
+
+    def _unreported(self, failure: BrokerError) -> KafkaError:
+        """Give up the producer: the transaction has failed, and no report of a record says why. Return the error to
+        raise.
+        """
+        self._reports.failed(failure, sent_to=self._topics)
+        return self._given_up(failure)
 
     def _write_ahead(self, records: Sequence[LedgerRecord], extents: ExtentsToWrite | None) -> None:
         started = time.monotonic()
@@ -335,9 +344,12 @@ class TransactionalProducer:
         started = time.monotonic()
         look_at = started + _LOOKING_INTERVAL
         look: Future[set[str]] | None = None
+        failure: BrokerError | None = None
         try:
             while self._producer.flush(_FLUSH_TIME) and not self._reports.are_refusals:
-                now = time.monotonic()
+                if failure is not None:  # no report of this round tells more
+                    raise self._unreported(failure)
+                failure, now = self._failure(), time.monotonic()
                 if now > started + self._patience:
                     self._reports.note_late_extents()
                     raise self._given_up(self._reports.complaint or "Kafka did not take the records in time")
@@ -349,6 +361,8 @@ class TransactionalProducer:
                     look = self._book.look_for_changed(topic_ids)
         except CLIENT_ERRORS as error:
             raise self._given_up(raised(error)) from error
+        if self._reports.are_purged and not self._reports.are_refusals:
+            raise self._unreported(self._failure() or BrokerError(BrokerError._PURGE_QUEUE))
         if self._reports.are_refusals:
             raise self._given_up(str(self._reports.refused or not_allowed("WRITE", "topic", self._ledger[0])))
 
@@ -379,7 +393,8 @@ class TransactionalProducer:
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
-            return raised(error)
+            reason = raised(error)
+            return None if reason.code() == BrokerError._STATE else reason
         return None
 
     def _throttled(self, event: Any) -> None:

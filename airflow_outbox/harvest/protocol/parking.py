@@ -43,6 +43,8 @@ from airflow_outbox.values.refusals import Cause, Refusal
 
 _PORTIONS = 100  # into which suspects are divided; waiting for each takes some milliseconds
 
+_MOST_TRIES = 3  # of a parked record, by itself
+
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
 
@@ -201,6 +203,10 @@ class Caution:
     next failure is that of a portion, whose records are then sent in smaller ones. A refused portion of one record
     *condemns* that record: it is parked. A record is a suspect until it is committed or parked.
 
+    An error that is *unclear* may also be about Kafka itself. So a record that is refused alone with it is set aside as
+    one that was not tried, and retries try it by themselves. It is condemned for good once it was refused alone in
+    several retries, and Kafka took other records between them.
+
     A retry of parked records may need several terms, too. One term may find a record refused, and the next try it
     again, since a record before it in its lane still waits for its retry. So a condemned record stays condemned until
     the retry *ends*: all the rest of it is published, or nothing is left to retry.
@@ -213,6 +219,8 @@ class Caution:
         self._believed: dict[bool, set[int]] = {False: set(), True: set()}
         self.slow_transactions: set[int] = set()  # those that took too long the last time
         self._portions: dict[bool, dict[int, int]] = {False: {}, True: {}}  # suspects, and how many to send together
+        self._taken = 0  # how often Kafka has taken something
+        self._unclear: dict[int, tuple[int, int]] = {}  # parked records: times refused alone, and what was taken before
         self._refused_again: set[int] = set()  # parked records that this retry has found refused; on record
         self.topics = RefusedTopics()
 
@@ -221,14 +229,27 @@ class Caution:
         """Whether there are suspects: they are sent so that the refused one shows."""
         return any(self._portions.values())
 
-    def failed(self, ids: Sequence[int], reason: str, *, certain: bool, explained: bool, parked: bool) -> None:
+    def failed(
+        self,
+        ids: Sequence[int],
+        reason: str,
+        *,
+        certain: bool,
+        explained: bool,
+        parked: bool,
+        unclear: bool = False,
+    ) -> None:
         """These records, of the outbox or `parked` ones, were sent together and refused.
 
-        `certain`: each of them is the reason. `explained`: the next examination of the records will tell which ones
-        are. That is believed once for each record.
+        `certain`: each of them is the reason, unless that is `unclear`. `explained`: the next examination of the
+        records will tell which ones are. That is believed once for each record.
         """
         if explained and self._believed[parked].isdisjoint(ids):
             self._believed[parked].update(ids)
+        elif certain and unclear:
+            self.condemned[parked].update(
+                (identity, self._unclear_refusal(identity, reason, parked)) for identity in ids
+            )
         elif certain:
             self.condemned[parked].update(dict.fromkeys(ids, Refusal(Cause.REFUSED, reason)))
         else:
@@ -253,8 +274,29 @@ class Caution:
                 first, size = place, wanted
         yield rows[first:]
 
-    def settled(self, ids: Iterable[int], *, parked: bool) -> None:
+    def _unclear_refusal(self, identity: int, reason: str, parked: bool) -> Refusal:
+        if parked:
+            times, taken = self._unclear.get(identity, (0, -1))
+            if taken < self._taken:
+                times += 1
+                self._unclear[identity] = times, self._taken
+            if times >= _MOST_TRIES:
+                return Refusal(Cause.REFUSED, reason)
+        return Refusal(
+            Cause.UNTRIED,
+            f"Kafka's error may be about this record or not; it is tried a little later. Kafka said: {reason}",
+        )
+
+    def settled(self, ids: Collection[int], *, parked: bool) -> None:
         """Kafka has taken these records: they are no longer suspects."""
+        if ids:
+            self._taken += 1
+        self._no_longer_suspects(ids, parked=parked)
+        if parked and self._unclear:
+            for identity in ids:
+                self._unclear.pop(identity, None)
+
+    def _no_longer_suspects(self, ids: Iterable[int], *, parked: bool) -> None:
         if self._believed[parked] or self._portions[parked]:
             for identity in ids:
                 self._believed[parked].discard(identity)
@@ -271,14 +313,17 @@ class Caution:
         ids = list(ids)
         for identity in ids:
             self.condemned[parked].pop(identity, None)
-        self.settled(ids, parked=parked)
+        self._no_longer_suspects(ids, parked=parked)
 
     def refused_again(self, refusals: Mapping[int, Refusal]) -> None:
         """A retry found these parked records refused; that is on record. The retry goes on without them.
 
-        The search among untried ones goes on with the next retry.
+        The search among those of held topics goes on with the next retry.
         """
-        self._refused_again.update(number for number, why in refusals.items() if why.cause is not Cause.UNTRIED)
+        found = self.condemned[True]
+        self._refused_again.update(
+            number for number, why in refusals.items() if why.cause is not Cause.UNTRIED or number in found
+        )
 
     def end_retry(self) -> None:
         """End the retry: the next one tries every record again."""

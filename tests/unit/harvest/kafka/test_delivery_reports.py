@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError as BrokerError
 
+from airflow_outbox.errors import RecordsRefusedError
 from airflow_outbox.harvest.kafka import extents_writer
 from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReports
 from airflow_outbox.harvest.kafka.extents_writer import ExtentsFailures
@@ -97,3 +98,38 @@ def test_terms_do_without_extents_twice_as_long_each_time(monkeypatch: pytest.Mo
         failures.refused()
         pauses.append(failures.without_until and failures.without_until - 1000.0)
     assert pauses == [0, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+
+def not_added(*topics: str) -> tuple[DeliveryReports, ExtentsFailures]:
+    """The reports on a producer whose client has logged that these topics were not added to the transaction."""
+    failures = ExtentsFailures()
+    reports, _ = of_extents(failures)
+    log = reports.new_client()
+    for topic in topics:
+        log.error('Failed to add partition "%s" [0] to transaction: %s', topic, BrokerError(BrokerError.UNKNOWN).str())
+    log.error('Failed to add partition "other" [0] to transaction: Broker: Operation not attempted')
+    return reports, failures
+
+
+def test_a_failed_transaction_is_blamed_on_the_topics_that_were_not_added() -> None:
+    reports, failures = not_added("data")
+    reports.failed(BrokerError(BrokerError.UNKNOWN), sent_to={"orders"})
+    assert isinstance(reports.refused, RecordsRefusedError)
+    assert (reports.refused.topics, reports.refused.unclear) == (("data",), True)
+    assert failures.count == 0
+
+
+@pytest.mark.parametrize("own", ["ledger", "extents"])
+def test_a_failed_transaction_is_not_blamed_on_records_when_an_own_topic_was_not_added(own: str) -> None:
+    reports, failures = not_added("data", own)
+    reports.failed(BrokerError(BrokerError.UNKNOWN), sent_to={"orders"})
+    assert reports.refused is not None
+    assert not isinstance(reports.refused, RecordsRefusedError)
+    assert failures.count == (own == "extents")
+
+
+def test_a_failed_transaction_is_not_blamed_on_records_when_the_producer_has_failed() -> None:
+    for error in (BrokerError(BrokerError.UNKNOWN, "simulated", True), BrokerError(BrokerError._PURGE_QUEUE)):
+        reports, _ = not_added()
+        reports.failed(error, sent_to={"orders"})
+        assert not isinstance(reports.refused, RecordsRefusedError)

@@ -81,3 +81,44 @@ def test_few_failures_find_each_refused_record(records: int, refused: set[int], 
         fail(caution, bad, explained=explained)
     assert caution.condemned[False].keys() == refused
     assert failures <= MOST_FAILURES * len(refused)
+
+
+def refused_alone(caution: Caution, number: int, *, parked: bool) -> Cause:
+    """What a record is set aside for, that is refused alone with an unclear error; the retry ends."""
+    caution.failed([number], "simulated", certain=True, explained=False, unclear=True, parked=parked)
+    refusal = caution.condemned[parked][number]
+    if parked:
+        caution.refused_again({number: refusal})
+        caution.end_retry()
+    else:
+        caution.forget([number], parked=False)
+    assert not caution.condemned[parked]
+    return refusal.cause
+
+
+def test_an_unclear_error_condemns_nothing_while_nothing_else_is_taken() -> None:
+    caution = Caution()
+    assert {refused_alone(caution, 7, parked=parked) for parked in (False, *[True] * 20)} == {Cause.UNTRIED}
+
+
+def test_an_unclear_error_condemns_what_is_refused_alone_again_and_again_while_others_are_taken() -> None:
+    caution, found = Caution(), []
+    for others in range(100, 105):
+        found.append(refused_alone(caution, 7, parked=True))
+        caution.settled([others], parked=False)
+    assert found == [Cause.UNTRIED, Cause.UNTRIED, Cause.REFUSED, Cause.REFUSED, Cause.REFUSED]
+
+
+def test_a_record_that_is_taken_after_an_unclear_error_has_a_clean_slate() -> None:
+    caution = Caution()
+    for _ in range(5):
+        for _ in range(2):
+            assert refused_alone(caution, 7, parked=True) is Cause.UNTRIED
+            caution.settled([1], parked=False)
+        caution.settled([7], parked=True)
+
+
+def test_an_unclear_error_narrows_as_any_other() -> None:
+    caution = Caution()
+    caution.failed([2, 3], "simulated", certain=False, explained=False, unclear=True, parked=False)
+    assert portions(caution, [1, 2, 3, 4]) == [[1], [2], [3], [4]]
