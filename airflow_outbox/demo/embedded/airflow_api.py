@@ -12,6 +12,7 @@ import httpx
 
 from airflow_outbox.errors import OutboxError
 
+_TRIES = 5  # of a request that may be made twice: a busy machine's Airflow takes long at first
 ENDED_STATES = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
 
 
@@ -172,18 +173,30 @@ class AirflowApi:
             time.sleep(interval)
 
     def _ask(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> Any:
+        """Ask Airflow. A request that only reads, or sets a state, is made again if no answer comes in time."""
+        for tries_left in reversed(range(1 if method == "POST" else _TRIES)):
+            try:
+                answer = self._answer(method, path, **request)
+                break
+            except httpx.TimeoutException as error:
+                if not tries_left:
+                    raise AirflowTimeoutError(f"no answer from Airflow to {method} {path} in time") from error
+        if missing_ok and answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        _raise_unless(answer, f"{method} {path}")
+        return answer.json()
+
+    def _answer(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
             if "Authorization" not in self._client.headers:
                 token = self._client.post("/auth/token", json=self._login)
                 _raise_unless(token, "the login")
                 self._client.headers["Authorization"] = f"Bearer {token.json()['access_token']}"
-            answer = self._client.request(method, f"/api/v2{path}", **request)
+            return self._client.request(method, f"/api/v2{path}", **request)
+        except httpx.TimeoutException:
+            raise
         except httpx.TransportError as error:
             raise AirflowApiError(f"no answer from Airflow to {method} {path}: {error}") from error
-        if missing_ok and answer.status_code == httpx.codes.NOT_FOUND:
-            return None
-        _raise_unless(answer, f"{method} {path}")
-        return answer.json()
 
 
 def _raise_unless(answer: httpx.Response, what: str) -> None:

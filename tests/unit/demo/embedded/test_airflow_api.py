@@ -1,0 +1,70 @@
+"""A small client of Airflow's REST API, before a server that answers late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from airflow_outbox.demo.embedded.airflow_api import AirflowApi, AirflowTimeoutError
+
+TIMEOUT = 0.5
+
+
+class Late(ThreadingHTTPServer):
+    """Answers a login at once, and other requests from the second one on."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str] = []
+        self.ended = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Late
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path != "/auth/token":
+            self.server.asked.append(self.command)
+            if len(self.server.asked) == 1:
+                self.server.ended.wait()
+        body = b'{"access_token": "token", "state": "success", "dag_run_id": "run"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PATCH = answer
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def late() -> Iterator[Late]:
+    with Late() as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server
+        server.ended.set()
+        server.shutdown()
+
+
+def test_what_only_reads_or_sets_a_state_is_asked_for_again(late: Late) -> None:
+    with AirflowApi(f"http://127.0.0.1:{late.server_port}", user="u", password="p", timeout=TIMEOUT) as api:
+        assert api.run_state("dag", "run") == "success"
+        assert late.asked == ["GET", "GET"]
+        late.asked.clear()
+        api.unpause("dag")
+        assert late.asked == ["PATCH", "PATCH"]
+
+
+def test_what_starts_something_is_asked_for_once(late: Late) -> None:
+    with (
+        AirflowApi(f"http://127.0.0.1:{late.server_port}", user="u", password="p", timeout=TIMEOUT) as api,
+        pytest.raises(AirflowTimeoutError, match="no answer from Airflow to POST /dags/dag/dagRuns in time"),
+    ):
+        api.trigger("dag")
+    assert late.asked == ["POST"]
