@@ -157,6 +157,9 @@ class AirflowStandalone:
             "API__BASE_URL": self.ui_url,
             "API__WORKERS": "1",
             "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            # A busy machine's API server takes longer than the five seconds after which a task would give up.
+            "WORKERS__EXECUTION_API_TIMEOUT": "60",
+            "WORKERS__MAX_FAILED_HEARTBEATS": "20",
             "LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             **({"DATABASE__SQL_ALCHEMY_CONN": self._database} if self._database else {}),
