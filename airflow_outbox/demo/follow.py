@@ -14,7 +14,7 @@ from airflow_outbox.demo.embedded.airflow_api import AirflowApi
 from airflow_outbox.errors import OutboxError
 
 FLIGHTS_DAG, CHECK_DAG, HARVEST_DAG = "flights_published", "flights_check", "outbox_harvest"
-STALL_SECONDS = 180.0
+STALL_SECONDS = 600.0  # a busy machine's Airflow takes minutes to start a task
 _API_SECONDS = 2.0
 _LOG_TAIL_LINES = 40
 _FAILED_STATES = frozenset({"failed", "up_for_retry", "upstream_failed"})
@@ -65,17 +65,17 @@ class Follower:
         before, moved, succeeded = Progression(), time.monotonic(), False
         while not (succeeded and self._is_drained()):
             progression = self._look()
-            if progression != before:
+            changed = self._changed_tasks() if self._is_time_to_ask() else []
+            for task in changed:
+                if task.has_failed and task.dag_id != HARVEST_DAG:
+                    raise DemoError(self._story(task))
+                self._display.say(self._story(task) if task.has_failed else str(task))
+            succeeded = all(self._has_succeeded(dag) for dag in (FLIGHTS_DAG, CHECK_DAG))
+            if changed or progression != before:
                 before, moved = progression, time.monotonic()
             elif time.monotonic() - moved > STALL_SECONDS:
                 waiting = [self._story(task) for task in self._told if task.state != "success"]
                 raise DemoError("\n".join([f"no progress for {STALL_SECONDS:.0f} s", *waiting]))
-            if self._is_time_to_ask():
-                for task in self._changed_tasks():
-                    if task.has_failed and task.dag_id != HARVEST_DAG:
-                        raise DemoError(self._story(task))
-                    self._display.say(self._story(task) if task.has_failed else str(task))
-                succeeded = all(self._has_succeeded(dag) for dag in (FLIGHTS_DAG, CHECK_DAG))
         self._reader.read_to_end()
         self._look()
 

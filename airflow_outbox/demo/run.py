@@ -15,7 +15,7 @@ import psycopg
 
 from airflow_outbox.demo.check import CheckResult, TopicReader, compare, compare_tables, shown
 from airflow_outbox.demo.display import Display
-from airflow_outbox.demo.embedded.airflow import PASSWORD, USER
+from airflow_outbox.demo.embedded.airflow import PASSWORD, START_SECONDS, USER
 from airflow_outbox.demo.flights import JANUARY_FLIGHTS, TOPICS, read_flights
 from airflow_outbox.demo.follow import CHECK_DAG, FLIGHTS_DAG, HARVEST_DAG, Follower
 from airflow_outbox.demo.servers import DemoServers, emptied
@@ -112,7 +112,7 @@ def _start(servers: DemoServers, options: DemoOptions, display: Display) -> None
     display.say(f"the outbox's page is at {servers.airflow.ui_url}/plugin/outbox")
     api = servers.airflow.api
     for dag in (HARVEST_DAG, CHECK_DAG, FLIGHTS_DAG):
-        api.wait_for_dag(dag)
+        api.wait_for_dag(dag, timeout=START_SECONDS)
         api.unpause(dag)
     api.trigger(FLIGHTS_DAG, conf={"month": options.month, "rows": options.rows})
     display.say(f"Dag {HARVEST_DAG} is unpaused; Dag {FLIGHTS_DAG} is triggered and starts Spark; {CHECK_DAG} follows")

@@ -51,10 +51,10 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2500)
 def test_once(folder: Path) -> None:
     command = [sys.executable, "-m", "airflow_outbox.demo", "--once", "--rows", str(ROWS), "--folder", str(folder)]
-    ended = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1100)
+    ended = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2400)
 
     assert ended.returncode == 0, ended.stderr
     *_, last = ended.stdout.splitlines()

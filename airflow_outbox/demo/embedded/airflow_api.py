@@ -29,6 +29,7 @@ class AirflowApi:
 
     def __init__(self, url: str, *, user: str, password: str, timeout: float = 60.0) -> None:
         self._login = {"username": user, "password": password}
+        self._seconds = timeout
         self._client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
 
     def close(self) -> None:
@@ -173,8 +174,15 @@ class AirflowApi:
             time.sleep(interval)
 
     def _ask(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> Any:
-        """Ask Airflow. A request that only reads, or sets a state, is made again if no answer comes in time."""
-        for tries_left in reversed(range(1 if method == "POST" else _TRIES)):
+        """Ask Airflow. A request that only reads, or sets a state, is made again if no answer comes in time.
+
+        A POST does something each time it is made. It is made once, and its answer is waited for as long as for all
+        tries of another.
+        """
+        once = method == "POST"
+        if once:
+            request["timeout"] = _TRIES * self._seconds
+        for tries_left in reversed(range(1 if once else _TRIES)):
             try:
                 answer = self._answer(method, path, **request)
                 break
