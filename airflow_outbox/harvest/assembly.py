@@ -32,6 +32,7 @@ from airflow_outbox.harvest.protocol.election import Standing
 from airflow_outbox.harvest.protocol.transaction_headers import StampNames
 from airflow_outbox.harvest.resharding import Resharding
 from airflow_outbox.harvest.threaded_connection import Looking, SharedConnection
+from airflow_outbox.harvest.worker_thread import Watchdog
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.values.fence import PRIMARY
 from airflow_outbox.values.layout import Layout
@@ -47,6 +48,7 @@ class Shared:
     election: Election
     looking: Looking
     topics: TopicCache
+    watchdog: Watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ async def assembled(
     configured = config.by_cluster()
     config = on_primary(config, primary)
     settings = producer_settings(config)
+    watchdog = Watchdog() if shared is None else shared.watchdog
     looking: Looking | None = None if layout.shards == 1 else SharedConnection(patience=limits.heartbeat_timeout)
     if shared is not None:
         looking = shared.looking
@@ -167,6 +170,7 @@ async def assembled(
             looking=looking,
             reshards=reshards,
             thresholds=config.thresholds,
+            watchdog=watchdog,
         )
         return table if tracing is None else tracing.table(table)
 
@@ -179,7 +183,11 @@ async def assembled(
 
     async def new_log(*, individually: bool = False) -> Log:
         log = await KafkaLog.open(
-            producer_settings(config), book=book, individually=individually, on_throttled=throttled
+            producer_settings(config),
+            book=book,
+            individually=individually,
+            on_throttled=throttled,
+            watchdog=watchdog,
         )
         return log if tracing is None else tracing.log(log)
 
@@ -201,6 +209,7 @@ async def assembled(
                     on_throttled=throttled,
                     stuck=stuck,
                     failures=failures.setdefault(shard, ExtentsFailures(partial(missing.tell, cluster, shard))),
+                    watchdog=watchdog,
                 )
                 return log if tracing is None else tracing.transactional_log(log)
 
@@ -242,6 +251,7 @@ async def assembled(
             group_id=names.group_of(layout.shards, promotions),
             on_error=complain,
             on_heartbeat=book.heartbeat_was_taken,
+            watchdog=watchdog,
         )
 
     election = await joined() if shared is None else shared.election

@@ -18,6 +18,7 @@ from airflow_outbox.harvest.ports import NO_WITNESS
 from airflow_outbox.harvest.protocol.ledger import Entry, Parked, expanded
 from airflow_outbox.harvest.protocol.parking import refusals_of
 from airflow_outbox.harvest.threaded_connection import Looking, ReopenedConnection, ThreadedConnection, within
+from airflow_outbox.harvest.worker_thread import Watchdog
 from airflow_outbox.postgres.clusters import ClusterStatements
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.marks import MarkStatements
@@ -139,13 +140,14 @@ class PostgresTable:
         looking: Looking | None = None,
         reshards: bool = False,
         thresholds: Thresholds | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """`archives`: purged records go into the archive. `waits_for_standbys`: only data on the synchronous standbys
         is durable. `outbox_id` is the only outbox to take over, even if the table names another later (None: any).
         `most_bytes` is the size of the largest record that Kafka's client takes. `layout` is the only one to take over
         in (None: any). `looking` is what several shards of a process, or several outboxes, look over; then each has one
         connection of its own, and not two. `reshards`: another number of shards is brought about by this. `thresholds`
-        are the bounds by which this member judges.
+        are the bounds by which this member judges. `watchdog` watches the threads that harvest.
         """
 
         def opened(purpose: str) -> OutboxTable:
@@ -169,8 +171,9 @@ class PostgresTable:
         self._layout = layout
         self._reshards = reshards
         self._shared = looking
-        self.marking = ThreadedConnection()
-        self.purging = ThreadedConnection()
+        self._watchdog = watchdog
+        self.marking = ThreadedConnection(watchdog)
+        self.purging = ThreadedConnection(watchdog)
 
     async def take_over(self, view: UUID, *, after: Collection[UUID] = ()) -> Fence:
         async with within(self.statement_timeout):
@@ -179,8 +182,8 @@ class PostgresTable:
     async def _take_over(self, view: UUID, after: Collection[UUID]) -> Fence:
         for connection in (self.marking, self.purging):
             connection.end()
-        self.marking = ThreadedConnection()
-        self.purging = ThreadedConnection() if self._shared is None else self.marking
+        self.marking = ThreadedConnection(self._watchdog)
+        self.purging = ThreadedConnection(self._watchdog) if self._shared is None else self.marking
         self._is_settled_in = False
         backends = []
         connections = (

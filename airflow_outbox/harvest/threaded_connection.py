@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from airflow_outbox.errors import FencedError, OutboxError, PostgresUnreachableError
-from airflow_outbox.harvest.worker_thread import Worker
+from airflow_outbox.harvest.worker_thread import Watchdog, Worker
+from airflow_outbox.postgres.connection import CONNECT_TIMEOUT, OutboxConnection
 from airflow_outbox.postgres.table import OutboxTable
 
 Arguments = ParamSpec("Arguments")
@@ -33,7 +34,9 @@ async def within(seconds: float) -> AsyncIterator[None]:
 class ThreadedConnection:
     """A connection and the thread that uses it. A connection that has failed is closed and stays closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, watchdog: Watchdog | None = None) -> None:
+        """`watchdog` watches the thread while it is open."""
+        self._watchdog = watchdog
         self._worker: Worker | None = None
         self._table: OutboxTable | None = None
 
@@ -42,10 +45,18 @@ class ThreadedConnection:
         return self._table is not None
 
     async def open(self, connected: Callable[[str], OutboxTable], purpose: str) -> None:
-        worker = self._worker = Worker(f"outbox-{purpose}")
+        worker = self._worker = Worker(f"outbox-{purpose}", watchdog=self._watchdog)
         made: list[OutboxTable] = []
+
+        def connect() -> None:
+            worker.signs.show(may_be_silent=CONNECT_TIMEOUT)
+            table = connected(purpose)
+            made.append(table)
+            if isinstance(table.connection, OutboxConnection):
+                table.connection.on_waiting = worker.signs.show
+
         try:
-            await worker.call(lambda: made.append(connected(purpose)))
+            await worker.call(connect)
         except asyncio.CancelledError:  # the connection may still be made
 
             def close() -> None:

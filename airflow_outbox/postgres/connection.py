@@ -7,11 +7,11 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Buffer
+from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.rows import tuple_row
@@ -38,8 +38,11 @@ _URI = re.compile(
     r"postgres(?:ql)?://(?:[^@/?#\s]*@)?(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?(?:,(?:[\w.\-%]+|\[[\w:.%]+\])?(?::\d*)?)*"
     r"(?:/[^@/?#]*)?(?:\?[^#]*)?"
 )
+Result = TypeVar("Result")
+
+CONNECT_TIMEOUT = 5  # seconds
 KEEP_ALIVE = {
-    "connect_timeout": 5,
+    "connect_timeout": CONNECT_TIMEOUT,
     "keepalives_idle": 2,
     "keepalives_interval": 1,
     "keepalives_count": 3,
@@ -55,11 +58,17 @@ class OutboxConnection(psycopg.Connection[Any]):
     """
 
     schemas: tuple[str, ...] = ()
+    on_waiting: Callable[[], object] | None = None
+    """Called each time that a statement's thread wakes up while it waits for the server, several times a second."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # A duplicate: libpq may close its own at any time, and another file may get that number.
         self._line = socket.socket(fileno=os.dup(self.fileno()))
+
+    def wait(self, gen: PQGen[Result], *args: Any, **kwargs: Any) -> Result:
+        told = gen if self.on_waiting is None else _telling(gen, self.on_waiting)
+        return super().wait(told, *args, **kwargs)
 
     def hang_up(self) -> None:
         """Cut the line under a statement that another thread waits for. That statement fails.
@@ -72,6 +81,18 @@ class OutboxConnection(psycopg.Connection[Any]):
     def close(self) -> None:
         super().close()
         self._line.close()
+
+
+def _telling(gen: PQGen[Result], on_waiting: Callable[[], object]) -> PQGen[Result]:
+    """Return a generator that does as this one, and tells each time that it goes on."""
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            on_waiting()
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return cast("Result", end.value)
 
 
 class _Moment(TimestamptzLoader):

@@ -18,6 +18,7 @@ from airflow_outbox.errors import PostgresError, PostgresUnreachableError
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.postgres_table import PostgresTable
 from airflow_outbox.harvest.threaded_connection import within
+from airflow_outbox.harvest.worker_thread import SignsOfLife, Watchdog
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 from airflow_outbox.postgres.table import OutboxTable
@@ -25,6 +26,18 @@ from airflow_outbox.postgres.table import OutboxTable
 NAME = OutboxName.parse("outbox")
 SLEEPS = f"SELECT pg_sleep({10 * PATIENCE:g})"  # for longer than the test waits for its end
 IN_A_ROW = 50
+
+
+class WatchdogOfAll(Watchdog):
+    """Remembers whom it watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: dict[str, SignsOfLife] = {}
+
+    def watch(self, signs: SignsOfLife) -> None:
+        super().watch(signs)
+        self.watched[signs.name] = signs
 
 
 def sleeping(table: OutboxTable) -> bool:
@@ -63,6 +76,25 @@ async def test_a_statement_that_is_given_up_ends_in_postgres(table: PostgresTabl
                 await asked
         # Postgres looks once a second for clients that have gone.
         await asyncio.to_thread(wait_until, lambda: asleep(database) == 0, doing="its end in Postgres")
+
+
+@pytest.mark.parametrize("purpose", ["mark", "purge"])
+async def test_a_thread_that_waits_for_postgres_shows_signs_of_life(
+    table: PostgresTable, database: str, purpose: str
+) -> None:
+    watchdog = WatchdogOfAll()
+    watched = PostgresTable(database, NAME, Limits(), watchdog=watchdog)
+    await watched.take_over(uuid4())
+    connection = {"mark": watched.marking, "purge": watched.purging}[purpose]
+    signs = watchdog.watched[f"outbox-{purpose}"]
+    asked = asyncio.create_task(connection.call(sleeping))
+    await asyncio.to_thread(wait_until, lambda: asleep(database) == 1, doing="the statement in Postgres")
+    shown = signs.shown
+    await asyncio.to_thread(wait_until, lambda: signs.shown > shown + 5, doing="signs of life")
+    asked.cancel()
+    with suppress(asyncio.CancelledError):
+        await asked
+    await watched.close()
 
 
 async def test_a_look_for_the_end_holds_up_no_look_at_the_fence(

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 Key = TypeVar("Key")
 
 _TIMEOUT = 10.0
+LOOK_UP_TIME = _TIMEOUT + 1
+"""After so many seconds a question has been answered, or has failed."""
 _POLL = 0.05
 _LOCAL = 0  # the client itself reports codes below this, brokers report the others
 
@@ -224,7 +226,7 @@ class Cluster:
         """Return the answers, or errors of brokers. If it `keeps_time_outs`, a broker that does not answer in time is
         an error of that answer only, unless nobody answers.
         """
-        deadline = time.monotonic() + _TIMEOUT + 1
+        deadline = time.monotonic() + LOOK_UP_TIME
         while wait(futures.values(), timeout=_POLL).not_done:  # the client's own thread sets them
             self._client.poll(0)
             if self._complaint is not None and is_about_login(self._complaint):

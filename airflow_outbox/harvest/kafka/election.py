@@ -10,8 +10,9 @@ replace the heartbeats. Each shows that this member reaches the coordinator and 
 do while a quota of the user holds the heartbeats back: then brokers take what is written, but they answer late.
 
 Both prove that this thread and Kafka are well, not that anybody works. So at every poll the event loop is asked for a
-sign of life. A loop that gives none for the heartbeat timeout is held up, by whatever it may be: this member leaves the
-group, waits for nothing, and joins again after the next sign.
+sign of life, its own and those of the threads that publish and purge. If one of them gives none for the heartbeat
+timeout, something holds it up. This member leaves the group, waits for nothing, and joins again after the next sign; a
+thread that is held up is given up with its term.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from airflow_outbox.harvest.kafka.errors import (
 )
 from airflow_outbox.harvest.kafka.heartbeats import Heartbeats, heartbeat_interval
 from airflow_outbox.harvest.protocol.election import Candidate, Change, Lead, Standing
+from airflow_outbox.harvest.worker_thread import Watchdog
 from airflow_outbox.postgres.names import is_kafkas_own
 
 logger = logging.getLogger(__name__)
@@ -91,9 +93,11 @@ class NeliElection:
         group_id: str,
         on_error: Callable[[str], None],
         on_heartbeat: Callable[[float | None], object] = lambda _: None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """`on_error` is called in the event loop of `changes` with Kafka's complaints. `on_heartbeat` is called in some
-        thread with when a heartbeat was sent that Kafka took; None if Kafka refused it because of its time.
+        thread with when a heartbeat was sent that Kafka took; None if Kafka refused it because of its time. `watchdog`
+        watches the threads that a leader depends on.
 
         Raises KafkaError for settings it refuses. With tokens this waits for one: call it in a thread.
         """
@@ -111,7 +115,9 @@ class NeliElection:
         }
         self._lock = threading.Lock()  # the polling thread asks candidates, the event loop tells them
         self._resigned: str | None = None
+        self._watchdog = watchdog or Watchdog()
         self._polls_without_a_sign = 0  # of the event loop's; not seconds: a process that was stopped loses none
+        self._thread_held_up: str | None = None
         self._lost_session = False
         self._client_has_failed = False
         self._place = new_place()
@@ -179,6 +185,7 @@ class NeliElection:
                 elif self._leaves is None:
                     self._be_a_member()
                 else:
+                    self._ask_the_loop()
                     self._closing.wait(self._interval)
         except Exception as bug:
             self._in_loop(self._changes.put_nowait, bug)
@@ -238,17 +245,20 @@ class NeliElection:
 
     @property
     def _held_up(self) -> str | None:
-        """Why the event loop can't be relied on."""
-        if self._polls_without_a_sign * self._interval <= self._timeout:
-            return None
-        return f"something has held up the harvester's event loop for {self._timeout:g} s"
+        """Why this member can't be relied on."""
+        is_loop = self._polls_without_a_sign * self._interval > self._timeout
+        thread = "event loop" if is_loop else self._thread_held_up
+        return thread and f"something has held up the harvester's {thread} for {self._timeout:g} s"
 
     def _ask_the_loop(self) -> None:
         self._polls_without_a_sign += 1
-        self._in_loop(self._note_a_sign, None)
+        if self._polls_without_a_sign == 1:  # or it has not answered the last question
+            self._in_loop(self._note_signs, None)
 
-    def _note_a_sign(self, _: None) -> None:
+    def _note_signs(self, _: None) -> None:
         self._polls_without_a_sign = 0
+        name = self._watchdog.held_up(passed=self._interval, timeout=self._timeout)
+        self._thread_held_up = name and f"thread {name}"
 
     def _ask_the_time(self) -> None:
         """Send heartbeats only to find out whether Kafka takes this member's time again."""

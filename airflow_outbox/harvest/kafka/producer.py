@@ -30,6 +30,7 @@ from airflow_outbox.harvest.kafka.partitioner import DEFAULT_PARTITIONER
 from airflow_outbox.harvest.kafka.settings import of_producer
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.ports import Delivery
+from airflow_outbox.harvest.worker_thread import SignsOfLife, Watchdog
 from airflow_outbox.values.records import MarkedRecord
 from airflow_outbox.values.refusals import Refusal
 
@@ -73,6 +74,7 @@ class KafkaLog:
         book: TopicCache,
         individually: bool,
         on_throttled: Callable[[float], object],
+        watchdog: Watchdog | None,
     ) -> None:
         """With tokens this waits for one: use `open`."""
         self._on_throttled = on_throttled
@@ -96,6 +98,10 @@ class KafkaLog:
         except REFUSALS as error:
             raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
         self._poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
+        self._signs = SignsOfLife(self._poller.name)
+        self._watchdog = watchdog
+        if watchdog is not None:
+            watchdog.watch(self._signs)
         self._poller.start()
 
     @classmethod
@@ -106,14 +112,17 @@ class KafkaLog:
         book: TopicCache,
         individually: bool = False,
         on_throttled: Callable[[float], object] = lambda _: None,
+        watchdog: Watchdog | None = None,
     ) -> Self:
         """Return a new producer with these settings. Raises KafkaError for settings that Kafka's client refuses.
 
         - `book`: what the process knows of topics
         - `individually`: each record goes out by itself
         - `on_throttled`: told, in some thread, for how many seconds a quota holds the producer back
+        - `watchdog`: watches the thread that takes the reports
         """
-        return await asyncio.to_thread(cls, settings, asyncio.get_running_loop(), book, individually, on_throttled)
+        loop = asyncio.get_running_loop()
+        return await asyncio.to_thread(cls, settings, loop, book, individually, on_throttled, watchdog)
 
     async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
         return await asyncio.to_thread(self._book.examine, records, again=again)
@@ -143,6 +152,8 @@ class KafkaLog:
 
     async def close(self) -> None:
         self._closing.set()
+        if self._watchdog is not None:
+            self._watchdog.forget(self._signs)
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _delivered(self, record: MarkedRecord, error: BrokerError | None, _: Message) -> None:
@@ -205,7 +216,9 @@ class KafkaLog:
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
     def _poll(self) -> None:
+        self._signs.works = True
         while not self._closing.is_set():
+            self._signs.show()
             try:
                 self._producer.poll(0.1)
             except CLIENT_ERRORS as error:

@@ -30,6 +30,7 @@ _BACKOFF = {"retry.backoff.ms": 500, "retry.backoff.max.ms": 1000}
 _NO_TOPIC = "?"
 _ERRORS = 3  # syslog's number, as the client counts
 CALLS_UNTIL_STUCK = 2  # in a row that wait for an earlier transaction to end
+CALLS_TO_CONNECT = 2
 CALL_TIME = 5.0  # a call to the client returns after this long, and is made again until its deadline
 
 
@@ -93,7 +94,7 @@ def connect(producer: Producer) -> None:
     later. After two requests it is connected. They ask for an impossible topic, so that no broker makes one.
     """
     with contextlib.suppress(*CLIENT_ERRORS):
-        for _ in range(2):
+        for _ in range(CALLS_TO_CONNECT):
             producer.list_topics(_NO_TOPIC, CALL_TIME)
 
 

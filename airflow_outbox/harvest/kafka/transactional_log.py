@@ -20,7 +20,7 @@ from airflow_outbox.harvest.kafka.transactional_producer import TransactionalPro
 from airflow_outbox.harvest.protocol.ledger import Entry, Extent, Ledger, LedgerRecord
 from airflow_outbox.harvest.protocol.same_topics import SameTopics
 from airflow_outbox.harvest.rotation import Rotation
-from airflow_outbox.harvest.worker_thread import Worker
+from airflow_outbox.harvest.worker_thread import Watchdog, Worker
 from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import TOPIC, OutboxRow
 from airflow_outbox.values.refusals import Refusal
@@ -54,6 +54,7 @@ class KafkaTransactionalLog:
         on_throttled: Callable[[float], object],
         stuck: StuckIds,
         failures: ExtentsFailures,
+        watchdog: Watchdog | None,
     ) -> None:
         """With tokens this waits for one: use `open`."""
         self._book = book
@@ -70,6 +71,7 @@ class KafkaTransactionalLog:
                 book=book,
                 same=self._same,
                 on_throttled=on_throttled,
+                watchdog=watchdog,
             )
             for transactional_id in ids
         ]
@@ -91,6 +93,7 @@ class KafkaTransactionalLog:
         on_throttled: Callable[[float], object] = lambda _: None,
         stuck: StuckIds | None = None,
         failures: ExtentsFailures | None = None,
+        watchdog: Watchdog | None = None,
     ) -> Self:
         """Return a new log, which connects while its caller does something else.
 
@@ -98,11 +101,12 @@ class KafkaTransactionalLog:
         - `stuck`: what it knows of transactional ids
         - `failures`: what it knows of extents that were refused
         - `on_throttled`: told, in some thread, for how many seconds a quota holds a producer back
+        - `watchdog`: watches the threads that publish
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
         log = await asyncio.to_thread(
-            cls, config, names, shard, book, on_throttled, stuck or StuckIds(), failures or ExtentsFailures()
+            cls, config, names, shard, book, on_throttled, stuck or StuckIds(), failures or ExtentsFailures(), watchdog
         )
         threading.Thread(target=book.connect, name="outbox-connect", daemon=True).start()
         return log

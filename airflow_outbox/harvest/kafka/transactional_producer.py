@@ -17,6 +17,7 @@ from confluent_kafka import KafkaException, Producer
 
 from airflow_outbox.errors import KafkaError, RecordsRefusedError, StuckTransactionsError
 from airflow_outbox.harvest.config import HarvestConfig
+from airflow_outbox.harvest.kafka.admin import LOOK_UP_TIME
 from airflow_outbox.harvest.kafka.delivery_reports import DeliveryReport, DeliveryReports
 from airflow_outbox.harvest.kafka.error_kinds import ErrorKind, kind_of
 from airflow_outbox.harvest.kafka.errors import CLIENT_ERRORS, REFUSALS, not_allowed, raised, refused_settings
@@ -25,6 +26,7 @@ from airflow_outbox.harvest.kafka.producer import PARTITION_BY_KEY, UNKNOWN
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
 from airflow_outbox.harvest.kafka.transactional_client import (
     CALL_TIME,
+    CALLS_TO_CONNECT,
     CALLS_UNTIL_STUCK,
     connect,
     transactional_settings,
@@ -34,7 +36,7 @@ from airflow_outbox.harvest.protocol.extents import ExtentsToWrite
 from airflow_outbox.harvest.protocol.ledger import FIRST, Extent, LedgerRecord
 from airflow_outbox.harvest.protocol.producer_state import Call, Complaint, Transaction, smallest_gap
 from airflow_outbox.harvest.protocol.same_topics import SameTopics
-from airflow_outbox.harvest.worker_thread import Worker
+from airflow_outbox.harvest.worker_thread import Watchdog, Worker
 from airflow_outbox.values.extents import TopicAndPartition
 from airflow_outbox.values.pages import PARTITION, OutboxRow
 
@@ -62,9 +64,10 @@ class TransactionalProducer:
         book: TopicCache,
         same: SameTopics,
         on_throttled: Callable[[float], object] = lambda _: None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """With tokens this waits for one. All producers of the term share `same`. `on_throttled` is told for how many
-        seconds a quota holds the producer back.
+        seconds a quota holds the producer back. `watchdog` watches the thread.
 
         Raises KafkaError for settings that Kafka's client refuses.
         """
@@ -85,7 +88,8 @@ class TransactionalProducer:
         self._has_committed = False
         self._is_asked_to_commit = False
         self._make()
-        self._worker = Worker("outbox-publish", when_idle=self._serve, interval=_SERVING_INTERVAL)
+        self._worker = Worker("outbox-publish", watchdog=watchdog, when_idle=self._serve, interval=_SERVING_INTERVAL)
+        self._signs = self._worker.signs
         self._worker.run(self._connect)
 
     @property
@@ -144,6 +148,7 @@ class TransactionalProducer:
             raise refused_settings(error, self._settings, remedy="Correct kafka or kafka_producer") from error
 
     def _connect(self) -> None:
+        self._signs.show(may_be_silent=CALLS_TO_CONNECT * CALL_TIME)
         connect(self._producer)
 
     def _initialise(self) -> None:
@@ -151,6 +156,7 @@ class TransactionalProducer:
 
     def _renew(self) -> None:
         old = self._producer
+        self._signs.show(may_be_silent=CALL_TIME)  # with tokens it waits for one
         self._make()
         old.purge(in_queue=True, in_flight=True, blocking=False)
         del old  # here, because the client's end waits for its own threads
@@ -217,6 +223,7 @@ class TransactionalProducer:
         """Raise RecordsRefusedError unless these topics have the ids that they had before in this term."""
         ids = self._book.known_ids(topics)
         if unknown := topics - ids.keys():  # forgotten by another thread since they were looked up
+            self._signs.show(may_be_silent=LOOK_UP_TIME)
             try:
                 ids |= self._book.topic_ids(unknown)
             except KafkaError as error:
@@ -226,6 +233,7 @@ class TransactionalProducer:
 
     def _require_unchanged(self, topic_ids: Mapping[str, str]) -> None:
         """Raise RecordsRefusedError unless Kafka says that these topics still have these ids."""
+        self._signs.show(may_be_silent=LOOK_UP_TIME)
         try:
             changed = self._book.changed(topic_ids)
         except KafkaError as error:
@@ -245,6 +253,7 @@ class TransactionalProducer:
         reason = error.args[0] if isinstance(error, KafkaException) else error
         if isinstance(reason, BrokerError) and not kind_of(reason).narrows:
             # The transaction has failed meanwhile, because an earlier record was not delivered.
+            self._signs.show(may_be_silent=CALL_TIME)
             with contextlib.suppress(*CLIENT_ERRORS):
                 self._producer.flush(CALL_TIME)
             if not self._reports.are_refusals and (failure := self._failure()) is not None:
@@ -347,6 +356,7 @@ class TransactionalProducer:
         failure: BrokerError | None = None
         try:
             while self._producer.flush(_FLUSH_TIME) and not self._reports.are_refusals:
+                self._signs.show()
                 if failure is not None:  # no report of this round tells more
                     raise self._unreported(failure)
                 failure, now = self._failure(), time.monotonic()
@@ -373,6 +383,7 @@ class TransactionalProducer:
         deadline = time.monotonic() + self._patience
         waiting = 0
         while True:
+            self._signs.show(may_be_silent=CALL_TIME)
             try:
                 function(CALL_TIME)
             except CLIENT_ERRORS as error:

@@ -22,6 +22,7 @@ from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.member import Member
 from airflow_outbox.harvest.ports import Events
 from airflow_outbox.harvest.protocol.places import Awake
+from airflow_outbox.harvest.worker_thread import Watchdog
 from airflow_outbox.postgres.archive import Archive
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.table import Identity, OutboxTable
@@ -91,13 +92,15 @@ class AwakeOutbox:
         """Whether another member leads now."""
         return self._lead.was_fenced
 
-    async def start(self, pool: ConnectionPool, topics: TopicCache, complain: Callable[[str], None]) -> None:
+    async def start(
+        self, pool: ConnectionPool, topics: TopicCache, watchdog: Watchdog, complain: Callable[[str], None]
+    ) -> None:
         """Begin to harvest. Raises ConfigurationError, PostgresError, KafkaError."""
 
         def table_of(connection: psycopg.Connection[Any]) -> OutboxTable:
             return OutboxTable(connection, self.name, archives=self._config.archives)
 
-        shared = Shared(self._lead, PooledLooks(pool, table_of), topics)
+        shared = Shared(self._lead, PooledLooks(pool, table_of), topics, watchdog)
 
         async def assemble() -> Assembly:
             identity = await pool.call(lambda connection: self._identify(table_of(connection)))

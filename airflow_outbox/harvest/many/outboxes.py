@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -31,6 +32,7 @@ from airflow_outbox.harvest.many.names import ROLES
 from airflow_outbox.harvest.ports import Events
 from airflow_outbox.harvest.postgres_table import member_name
 from airflow_outbox.harvest.protocol.places import moves
+from airflow_outbox.harvest.worker_thread import Watchdog
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.resting import FoundOutbox, Looks, Rest, RestingTable, TakenUp
 
@@ -46,6 +48,7 @@ class Outboxes:
         watching: ConnectionPool,
         shared: ConnectionPool,
         topics: TopicCache,
+        watchdog: Watchdog,
         now: Callable[[], float],
     ) -> None:
         """`watching` is the one connection of `watch.opened`; `shared` are those for all else."""
@@ -54,6 +57,7 @@ class Outboxes:
         self._watching = watching
         self._shared = shared
         self._topics = topics
+        self._watchdog = watchdog
         self._now = now
         self._told = NowAndThen()
         self._finder = OutboxFinder(config.outboxes, watching=watching, complain=self._complain, now=now)
@@ -212,7 +216,8 @@ class Outboxes:
         outbox.view = outbox.waits_since = None
         self._events("woken", outbox=name)
         try:
-            await outbox.awake.start(self._shared, self._topics, lambda error: self._complain(name, error))
+            complain = partial(self._complain, name)
+            await outbox.awake.start(self._shared, self._topics, self._watchdog, complain)
         except Exception as error:
             outbox.awake = None
             text = str(error) if isinstance(error, OutboxError) else f"a bug in airflow-outbox: {error!r}"

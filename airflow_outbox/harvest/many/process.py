@@ -32,6 +32,7 @@ from airflow_outbox.harvest.process import (
 )
 from airflow_outbox.harvest.protocol.election import Lead
 from airflow_outbox.harvest.renewal import Unreached
+from airflow_outbox.harvest.worker_thread import Watchdog
 from airflow_outbox.postgres.connection import connect
 
 SHARED_CONNECTIONS = 4
@@ -85,6 +86,7 @@ async def harvest_many(
         patience=config.limits.heartbeat_timeout,
     )
     topics = TopicCache(config.kafka, producer=producer_settings(config), own=[names.leader_topic])
+    watchdog = Watchdog()
     election = await asyncio.to_thread(
         NeliElection,
         config.model_copy(update={"shards": ROLES}),
@@ -93,8 +95,11 @@ async def harvest_many(
         group_id=names.group_of(ROLES),
         on_error=kafka_failed,
         on_heartbeat=topics.heartbeat_was_taken,
+        watchdog=watchdog,
     )
-    outboxes = Outboxes(config, events=events, watching=watching, shared=shared, topics=topics, now=loop.time)
+    outboxes = Outboxes(
+        config, events=events, watching=watching, shared=shared, topics=topics, watchdog=watchdog, now=loop.time
+    )
     process = _Process(outboxes, election, events, complain, unreached, patience=config.limits.heartbeat_timeout)
     events("started", names=config.outboxes, pid=os.getpid())
     running = [asyncio.create_task(each) for each in process.activities(archives=config.archives)]
