@@ -76,7 +76,7 @@ def _changes(connection: psycopg.Connection[Any], name: OutboxName, *, transacti
     if transaction_id and not has_transaction_id:
         made.append(statements.composed("init.add_transaction_id"))
     if (transaction_id or has_transaction_id) and not (has_transaction_id and is_guarded(connection, name)):
-        made.append(_guard(name))
+        made += [_guard(name), statements.composed("transaction_id_trigger.read_again")]
     return made
 
 

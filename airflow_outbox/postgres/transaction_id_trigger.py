@@ -13,7 +13,8 @@ from airflow_outbox.postgres.statements import Statements
 
 
 def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> list[str]:
-    """Make the trigger that gives loaded rows the id of the loading transaction, unless it is there and on.
+    """Make the trigger that gives loaded rows the id of the loading transaction, unless it is there and on. Let the
+    next term find what was loaded without it.
 
     Returns what was done, in words. Raises PostgresError.
     """
@@ -24,6 +25,7 @@ def guard_loaded_rows(connection: psycopg.Connection[Any], name: OutboxName) -> 
     if owner is None:
         raise OutboxMissingError(f"there is no table {name}. Run `airflow-outbox init`")
     statements.execute("transaction_id_trigger.guard", owner=sql.SQL(owner[0]))  # as Postgres gave it: already quoted
+    statements.execute("transaction_id_trigger.read_again")
     return [f"created the trigger of {name} that gives loaded rows the id of the transaction that loads them"]
 
 

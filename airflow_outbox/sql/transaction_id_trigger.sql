@@ -27,6 +27,12 @@ CREATE TRIGGER loaded AFTER INSERT ON {outbox}
 FOR EACH ROW WHEN (NEW.transaction_id <> pg_current_xact_id()) EXECUTE FUNCTION {loaded}();
 ALTER TABLE {outbox} ENABLE ALWAYS TRIGGER loaded
 
+-- read_again --
+-- Rows that were loaded before the trigger was on may be of transactions that a window has passed. So those with future
+-- ids get this transaction's, no watermark is believed, and the term under way ends: the next one reads the whole table.
+UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE transaction_id > pg_current_xact_id();
+UPDATE {shard} SET view = NULL, slots_view = NULL, watermark = NULL
+
 -- owner --
 -- The outbox's owner.
 SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass(%(outbox)s)

@@ -19,7 +19,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.operate.check import examine
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
-from airflow_outbox.postgres.table import SCHEMA_VERSION
+from airflow_outbox.postgres.table import SCHEMA_VERSION, OutboxTable
 from airflow_outbox.postgres.transaction_id_trigger import is_guarded
 
 NAME = OutboxName.parse("outbox")
@@ -151,6 +151,25 @@ def test_a_guard_that_is_missing_or_off_is_found_by_check_and_mended_by_init(
     assert says() == []
     load(connection, 3)
     assert others(connection) == 0
+
+
+@pytest.mark.parametrize("transaction_id", [3, 2**40], ids=["past", "future"])
+def test_what_was_loaded_while_the_guard_was_off_is_published_once_after_init(
+    outbox: Outbox, leading: Process, connection: psycopg.Connection[Any], transaction_id: int
+) -> None:
+    wait_until(lambda: outbox.query("SELECT watermark IS NOT NULL FROM outbox_published") == [(True,)])
+    connection.execute("ALTER TABLE outbox DISABLE TRIGGER ALL")
+    connection.execute(
+        "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, transaction_id)"
+        " SELECT %s, 'k' || n %% 10, n::text, %s::text::xid8 FROM generate_series(10, 39) AS n",
+        [outbox.topic, transaction_id],
+    )
+    init_outbox(connection, NAME)
+    assert not OutboxTable(connection, NAME).is_empty()
+    wait_until(lambda: outbox.left() == 0, doing="waiting for what was loaded")
+    outbox.stash(10, start=40)
+    wait_until(lambda: outbox.left() == 0)
+    assert sorted(number for _, number in outbox.published()) == list(range(50))
 
 
 def test_an_outbox_of_an_earlier_release_gets_the_guard_when_it_is_migrated(

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 from support.harvesting import PATIENCE, wait_until
 from support.homes import HOMES, homes, row
 from support.leading import NAME
@@ -20,6 +21,7 @@ from airflow_outbox.errors import FencedError, OutboxMissingError
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.schema import Role, grant_statements, init_outbox
+from airflow_outbox.postgres.statements import composed
 from airflow_outbox.postgres.table import SCHEMA_VERSION, OutboxTable
 from airflow_outbox.values.fence import Flushed, LedgerPosition
 from airflow_outbox.values.records import Snapshot
@@ -114,6 +116,7 @@ def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
 def version_6(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     """A connection to a database with an outbox of version 6, which was harvested."""
     connection.execute(VERSION_6.encode())
+    connection.execute(composed("transaction_id_trigger.guard", NAME, owner=sql.SQL("CURRENT_USER")))
     connection.execute(FACTS_OF_VERSION_6.encode())
     return connection
 
