@@ -18,7 +18,7 @@ from airflow_outbox.errors import JobError
 from airflow_outbox.postgres.commits import CommitId, find_commit
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.options import INLINE_BYTES, WriteOptions
-from airflow_outbox.spark.staged_columns import StagedColumns
+from airflow_outbox.spark.staged_columns import StagedColumns, as_found
 from airflow_outbox.spark.staging import StagedRows, StagingRun, sweep
 from airflow_outbox.spark.writer import AttemptMessage, abandon, commit_attempts, planned, write_attempt
 
@@ -72,6 +72,7 @@ def batch_writer(schema: StructType, options: WriteOptions, *, wrote: Path | Non
 
     Raises ConfigurationError, OutboxMissingError, PostgresError; JobError for a second write under the session's id.
     """
+    schema, options = as_found(schema, options)
     commit_id = options.commit_id or CommitId(f"spark/{uuid4()}", 0)
     with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:
         plan = planned(connection, schema, options)

@@ -13,11 +13,12 @@ Rows travel in one of two forms:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.spark.options import WriteOptions
+from airflow_outbox.stash.cloud_events import PREFIX
 from airflow_outbox.values.trace_context import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
@@ -102,6 +103,32 @@ class StagedColumns:
         """The outbox's columns in the order of a line of text: constants come first."""
         names = [*self.constant, *(column.name for column in self.sent)]
         return [*(["create_time"] if self.dates else []), *(_OUTBOX_COLUMNS[name] for name in names)]
+
+
+def found_names(names: Sequence[str], options: WriteOptions) -> list[str]:
+    """Return the names of a DataFrame's columns, with those that mean something here in lower case: Spark finds a
+    column in any case, too. Where there is one in lower case, others of its name are the job's own.
+    """
+
+    def found(name: str) -> str:
+        lower = name.lower()
+        is_known = lower in _RECORD_TYPES or (options.are_cloud_events and lower.startswith(PREFIX))
+        return lower if is_known and lower not in names else name
+
+    return [found(name) for name in names]
+
+
+def as_found(schema: StructType, options: WriteOptions) -> tuple[StructType, WriteOptions]:
+    """Return the schema with the names that are found, and the options with `orderBy` as the schema names it."""
+    from pyspark.sql.types import StructField, StructType
+
+    names = found_names(schema.fieldNames(), options)
+    fields = [
+        StructField(name, field.dataType, field.nullable) for name, field in zip(names, schema.fields, strict=True)
+    ]
+    any_case = {name.lower(): name for name in names}
+    order_by = tuple(name if name in names else any_case.get(name.lower(), name) for name in options.order_by)
+    return StructType(fields), replace(options, order_by=order_by)
 
 
 def plan(

@@ -22,7 +22,7 @@ from airflow_outbox.postgres.commits import CommitId
 from airflow_outbox.postgres.connection import connect
 from airflow_outbox.spark.options import STREAM_INLINE_BYTES, WriteOptions
 from airflow_outbox.spark.retrying import patiently
-from airflow_outbox.spark.staged_columns import StagedColumns
+from airflow_outbox.spark.staged_columns import StagedColumns, as_found
 from airflow_outbox.spark.staging import StagingRun
 from airflow_outbox.spark.writer import AttemptMessage, Plan, abandon, commit_attempts, planned, write_attempt
 
@@ -74,6 +74,7 @@ def stream_writer(schema: StructType, options: WriteOptions) -> StreamWriter:
         raise ConfigurationError(
             "option txnAppId: a streaming query commits under its own id, that of its checkpoint. Leave the option out"
         )
+    schema, options = as_found(schema, options)
 
     def look() -> Plan:
         with closing(connect(options.data_source, purpose="spark driver", is_pooled=True)) as connection:

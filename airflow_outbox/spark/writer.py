@@ -30,7 +30,7 @@ from airflow_outbox.spark.commit import Commit, JobCommit
 from airflow_outbox.spark.copy_text import copy_lines
 from airflow_outbox.spark.options import WriteOptions
 from airflow_outbox.spark.retrying import patiently
-from airflow_outbox.spark.staged_columns import StagedColumns, plan
+from airflow_outbox.spark.staged_columns import StagedColumns, found_names, plan
 from airflow_outbox.spark.staging import StagedRows, StagingRun, drop, stage, sweep
 from airflow_outbox.spark.validation import Problem, first_problem
 
@@ -113,6 +113,7 @@ def _lines(
 ) -> Iterator[tuple[int, bytes]]:
     before = 0
     for batch in batches:
+        batch = batch.rename_columns(found_names(batch.schema.names, options))
         problem = event_problem(batch) if options.are_cloud_events else None
         if options.are_cloud_events:
             batch = with_events(batch, options)

@@ -69,6 +69,15 @@ def test_columns_that_do_not_fit(shop: Shop, orders: DataFrame, change: Any, mes
     assert message in str(failure.value)
 
 
+def test_columns_in_another_case_arrive_as_spark_finds_them(shop: Shop, orders: DataFrame) -> None:
+    frame = orders.where("number < 20").withColumnsRenamed(
+        {"topic": "Topic", "key": "KEY", "value": "Value", "headers": "Headers"}
+    )
+    shop.write(frame, orderBy="NUMBER", commitSql=FILL_ORDERS)
+    query = "SELECT count(*), count(DISTINCT kafka_key), bool_and(cardinality(kafka_header_keys) > 0) FROM outbox"
+    assert shop.connection.execute(query).fetchone() == (20, 7, True)
+
+
 def test_all_types_arrive_as_they_are(shop: Shop, orders: DataFrame) -> None:
     typed = orders.where("number = 3").selectExpr(
         "*",
