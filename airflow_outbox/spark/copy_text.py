@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import pyarrow
@@ -20,6 +20,8 @@ from airflow_outbox.values.trace_context import TRACEPARENT, TRACESTATE
 _ESCAPED = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 _QUOTED = (("\\", "\\\\"), ('"', '\\"'))
 PIECE_BYTES = 1_048_576
+Unit = Literal["D", "s", "ms", "us", "ns"]
+"""Units in which Arrow counts dates and times, as numpy calls them."""
 _END = 2**31 - 1  # of any text
 _MOST_BYTES = 268_435_456  # of a batch at once: an Arrow string holds 2 GiB, and bytes become twice as long
 
@@ -95,11 +97,39 @@ def _text(array: Any, *, as_bytes: bool = False) -> Any:
         return _array_literals(lengths, _text(flat, as_bytes=as_bytes))
     if as_bytes:
         return _hex(array.cast(pyarrow.binary()))
-    if pyarrow.types.is_timestamp(kind) and kind.tz is not None:
+    if pyarrow.types.is_date32(kind):
+        return _moments(array.cast(pyarrow.int32()).cast(pyarrow.int64()), kind, unit="D")
+    if pyarrow.types.is_timestamp(kind):
         # Spark sends instants. Going by the number needs no table of time zones.
-        instants = array.cast(pyarrow.int64()).cast(pyarrow.timestamp(kind.unit))
-        return pc.binary_join_element_wise(instants.cast(pyarrow.string()), "Z", "")
+        zone = "" if kind.tz is None else "+00"
+        return _moments(array.cast(pyarrow.int64()), pyarrow.timestamp(kind.unit), unit=kind.unit, zone=zone)
     return array.cast(pyarrow.string())
+
+
+def _moments(numbers: Any, kind: pyarrow.DataType, *, unit: Unit, zone: str = "") -> Any:
+    """Dates, or times, as Postgres reads them. Arrow writes those of our calendar's four-digit years."""
+    within = pc.and_(*(pc.greater_equal(numbers, moment("0001", unit)), pc.less(numbers, moment("10000", unit))))
+    plain = pc.if_else(within, numbers, None)
+    plain = plain.cast(pyarrow.int32()) if unit == "D" else plain
+    texts = pc.binary_join_element_wise(plain.cast(kind).cast(pyarrow.string()), zone, "")
+    if pc.all(within).as_py() is not False:
+        return texts
+    odd = pc.if_else(within, None, numbers).to_pylist()
+    return pc.coalesce(texts, pyarrow.array([_odd_moment(number, unit, zone) for number in odd], pyarrow.string()))
+
+
+def moment(text: str, unit: Unit) -> int:
+    """A date as a number of days, or of other units, since 1970. A year 0 comes before the year 1."""
+    return int(numpy.datetime64(text, unit).astype(numpy.int64))
+
+
+def _odd_moment(number: int | None, unit: Unit, zone: str) -> str | None:
+    """A moment before the year 1, which Postgres counts as BC, without a year 0; or after the year 9999."""
+    if number is None:
+        return None
+    year, month, rest = str(numpy.datetime64(number, unit)).rsplit("-", 2)
+    after = f"-{month}-{rest.replace('T', ' ')}{zone}"
+    return f"{int(year):04}{after}" if int(year) > 0 else f"{1 - int(year):04}{after} BC"
 
 
 def _array_literals(lengths: Any, elements: Any) -> Any:

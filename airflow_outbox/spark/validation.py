@@ -9,10 +9,12 @@ from typing import Any
 import pyarrow
 import pyarrow.compute as pc
 
+from airflow_outbox.spark.copy_text import moment
 from airflow_outbox.spark.options import TOPIC_RULE, is_legal_topic
 from airflow_outbox.spark.staged_columns import StagedColumn, StagedColumns
 
 _SHOWN = 40
+_FIRST, _LAST = "-4713-11-24", "5874897-12-31"  # of Postgres' dates
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ def _problems(array: Any, column: StagedColumn) -> Iterator[Problem]:
     if problem := _not_text(array, column):
         yield problem
         return
+    if (row := _first(_out_of_range(array))) >= 0:
+        yield Problem(row, column.name, "Postgres' dates and times go from 4714-11-24 BC to 5874897-12-31")
     if column.name in ("topic", "key") and array.null_count:
         yield Problem(_first(pc.is_null(array)), column.name, "null, but the outbox needs a value")
     if column.name == "topic":
@@ -96,6 +100,17 @@ def _not_text(array: Any, column: StagedColumn) -> Problem | None:
         if row >= 0:
             return Problem(row, column.name, "has a NUL character, which Postgres' text can't hold")
     return None
+
+
+def _out_of_range(array: Any) -> Any:
+    """Which dates and times Postgres can't hold. A time of Spark's can't be too late for it."""
+    kind = array.type
+    if pyarrow.types.is_date32(kind):
+        days = array.cast(pyarrow.int32())
+        return pc.or_(pc.less(days, moment(_FIRST, "D")), pc.greater(days, moment(_LAST, "D")))
+    if pyarrow.types.is_timestamp(kind):
+        return pc.less(array.cast(pyarrow.int64()), moment(_FIRST, kind.unit))
+    return pyarrow.array([], pyarrow.bool_())
 
 
 def _as_text(array: Any) -> Any:

@@ -78,6 +78,23 @@ def test_columns_in_another_case_arrive_as_spark_finds_them(shop: Shop, orders: 
     assert shop.connection.execute(query).fetchone() == (20, 7, True)
 
 
+def test_dates_of_any_year_arrive(shop: Shop, orders: DataFrame) -> None:
+    """Spark counts a year 0 as Postgres' 1 BC."""
+    dates = orders.where("number = 3").selectExpr(
+        "*",
+        "make_date(-43, 3, 15) AS long_ago",
+        "make_date(12013, 1, 31) AS far_off",
+        "make_timestamp(-43, 3, 15, 12, 0, 0.5, 'UTC') AS a_moment",
+        "array(make_date(0, 1, 1), make_date(1, 1, 1)) AS several",
+    )
+    made = "CREATE TABLE seen AS SELECT long_ago, far_off, a_moment, several FROM staged"
+    shop.write(dates, commitSql=made)
+    query = "SELECT long_ago::text, far_off::text, (a_moment AT TIME ZONE 'UTC')::text, several::text FROM seen"
+    assert shop.rows(query) == [
+        ("0044-03-15 BC", "12013-01-31", "0044-03-15 12:00:00.5 BC", '{"0001-01-01 BC",0001-01-01}')
+    ]
+
+
 def test_all_types_arrive_as_they_are(shop: Shop, orders: DataFrame) -> None:
     typed = orders.where("number = 3").selectExpr(
         "*",

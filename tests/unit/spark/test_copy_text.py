@@ -163,3 +163,48 @@ def test_the_first_unfit_row_is_found(row: tuple[Any, ...], problem: tuple[str, 
     found = first_problem(batch, LAYOUT)
     assert found is not None
     assert (found.row, found.column, found.rule) == (2, *problem)
+
+
+DATES = [
+    (-719_563, "0002-11-27 BC"),  # there is no year 0
+    (-719_163, "0001-12-31 BC"),
+    (-719_162, "0001-01-01"),
+    (2_932_896, "9999-12-31"),
+    (2_932_897, "10000-01-01"),
+    (20_000_000, "56728-02-22"),
+    (None, "\\N"),
+]
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_dates_of_other_years_than_those_with_four_digits(more: int) -> None:
+    numbers = [number for number, _ in DATES for _ in range(1 + more)]
+    array = pyarrow.array(numbers, pyarrow.int32()).cast(pyarrow.date32())
+    assert lines_of(array, "date") == [text for _, text in DATES for _ in range(1 + more)]
+
+
+@pytest.mark.parametrize(("zone", "suffix"), [("UTC", "+00"), (None, "")])
+def test_times_of_other_years(zone: str | None, suffix: str) -> None:
+    moments = [-62_135_596_800_000_001, -70_000_000_000_000_000, 0, 2**63 - 1]
+    array = pyarrow.array(moments, pyarrow.int64()).cast(pyarrow.timestamp("us", zone))
+    assert lines_of(array, "timestamp") == [
+        f"0001-12-31 23:59:59.999999{suffix} BC",
+        f"0250-10-15 19:33:20.000000{suffix} BC",
+        f"1970-01-01 00:00:00.000000{suffix}",
+        f"294247-01-10 04:00:54.775807{suffix}",
+    ]
+
+
+def lines_of(array: Any, kind: str) -> list[str]:
+    batch = pyarrow.RecordBatch.from_arrays([array], names=["moment"])
+    layout = StagedColumns((StagedColumn("moment", kind, 0),))
+    return b"".join(copy_lines(batch, layout)).decode().splitlines()
+
+
+@pytest.mark.parametrize(("number", "fits"), [(-2_440_588, True), (-2_440_589, False), (2_145_042_906, False)])
+def test_dates_that_postgres_can_not_hold(number: int, fits: bool) -> None:
+    array = pyarrow.array([0, number], pyarrow.int32()).cast(pyarrow.date32())
+    batch = pyarrow.RecordBatch.from_arrays([array], names=["day"])
+    problem = first_problem(batch, StagedColumns((StagedColumn("day", "date", 0),)))
+    assert (problem is None) is fits
+    assert problem is None or (problem.row == 1 and "4714-11-24 BC" in problem.rule)
