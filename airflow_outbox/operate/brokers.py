@@ -1,4 +1,4 @@
-"""Are brokers and client safe for transactions? This is the part that `check` can see.
+"""Do brokers and client fit, and are they safe for transactions? This is the part that `check` can see.
 
 `docs/concepts/safe-kafka.md` says why each of these matters. The values are the brokers' own settings. Kafka shows them
 to principals with DESCRIBE_CONFIGS on the cluster. Kafka goes by two of them only once, when it makes the topic of the
@@ -8,7 +8,7 @@ versions of each request it knows, and librdkafka logs that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -26,17 +26,27 @@ _MAX_TIMEOUT = "transaction.max.timeout.ms"
 _VERIFICATION = "transaction.partition.verification.enable"
 _REPLICAS = "transaction.state.log.replication.factor"
 _MIN_ISR = "transaction.state.log.min.isr"
+_TRANSACTIONS = (_VERIFICATION, _REPLICAS, _MIN_ISR, _MAX_TIMEOUT)
+_MIN_SESSION = "group.min.session.timeout.ms"
+_MAX_SESSION = "group.max.session.timeout.ms"
 _STATE = "__transaction_state"
 
 
-def examine_transactions(config: HarvestConfig) -> Iterator[Finding]:
-    """Findings about a cluster and this client, for harvesting exactly once. Raises KafkaError."""
-    yield from examine_client(confluent_kafka.libversion()[0])
-    cluster = Cluster(config.kafka, notes_versions=True)
+def examine_brokers(config: HarvestConfig, *, elects: bool = True) -> Iterator[Finding]:
+    """Findings about a cluster and this client: for the election, unless the outbox `elects` nobody, and for harvesting
+    exactly once. Raises KafkaError.
+    """
+    transacts = config.delivery == "exactly_once"
+    if transacts:
+        yield from examine_client(confluent_kafka.libversion()[0])
+    cluster = Cluster(config.kafka, notes_versions=transacts)
+    wanted = (*(_TRANSACTIONS if transacts else ()), *((_MIN_SESSION, _MAX_SESSION) if elects else ()))
     found: list[Finding] = []
-    for broker, settings in cluster.broker_settings().items():
-        found += examine_settings(config, broker, settings)
+    for broker, settings in cluster.broker_settings().items() if wanted else ():
+        found += examine_settings(config, broker, settings, wanted)
     yield from found
+    if not transacts:
+        return
     told = " ".join(finding.text for finding in found)
     yield from _examine_state(cluster, replicas=f"{_REPLICAS}=1" not in told, min_isr=f"{_MIN_ISR}=1" not in told)
     yield from examine_version(cluster.newest_version(ADD_PARTITIONS))
@@ -97,20 +107,22 @@ def examine_version(newest: int | None) -> Iterator[Finding]:
 
 
 def examine_settings(
-    config: HarvestConfig, broker: int, settings: Mapping[str, Any] | BrokerError
+    config: HarvestConfig,
+    broker: int,
+    settings: Mapping[str, Any] | BrokerError,
+    wanted: Sequence[str] = (*_TRANSACTIONS, _MIN_SESSION, _MAX_SESSION),
 ) -> Iterator[Finding]:
-    """Findings about one broker's settings, or why it does not show them."""
+    """Findings about those of one broker's settings that are `wanted`, or why it does not show them."""
     if isinstance(settings, BrokerError):
         reason = settings.str()
         if settings.code() == BrokerError.CLUSTER_AUTHORIZATION_FAILED:
             reason = (
                 "Kafka does not allow DESCRIBE_CONFIGS on the cluster. Allow it, or look at these settings yourself"
             )
-        names = ", ".join((_VERIFICATION, _REPLICAS, _MIN_ISR, _MAX_TIMEOUT))
-        yield Finding(Severity.UNCHECKED, f"{names} of broker {broker}: {reason}")
+        yield Finding(Severity.UNCHECKED, f"{', '.join(wanted)} of broker {broker}: {reason}")
         return
-    values = {name: entry.value for name, entry in settings.items()}
-    for name in (_VERIFICATION, _REPLICAS, _MIN_ISR, _MAX_TIMEOUT):
+    values = {name: entry.value for name, entry in settings.items() if name in wanted}
+    for name in wanted:
         if values.get(name) is None:
             yield Finding(Severity.UNCHECKED, f"{name} of broker {broker}: the broker does not show it")
     timeout = config.limits.transaction_timeout
@@ -120,6 +132,11 @@ def examine_settings(
             f"broker {broker} has {_MAX_TIMEOUT}={longest} and refuses limits.transaction_timeout, {timeout:g} s. "
             f"Set limits.transaction_timeout to {int(longest) / 1000:g} or less",
         )
+    session = config.limits.session_timeout
+    if (shortest := values.get(_MIN_SESSION)) is not None and int(shortest) > 1000 * session:
+        yield Finding(Severity.MISSING, _session_refused(broker, _MIN_SESSION, int(shortest), session, "more"))
+    if (longest := values.get(_MAX_SESSION)) is not None and int(longest) < 1000 * session:
+        yield Finding(Severity.MISSING, _session_refused(broker, _MAX_SESSION, int(longest), session, "less"))
     if values.get(_VERIFICATION) == "false":
         yield Finding(
             Severity.DANGEROUS,
@@ -145,3 +162,10 @@ def examine_settings(
             f"broker {broker} has {_REPLICAS}=2 and {_MIN_ISR}=2: nothing can be published while one of the two "
             "brokers is away. Give __transaction_state three replicas",
         )
+
+
+def _session_refused(broker: int, setting: str, bound: int, session: float, more_or_less: str) -> str:
+    return (
+        f"broker {broker} has {setting}={bound} and refuses limits.session_timeout, {session:g} s: nobody would lead. "
+        f"Set limits.session_timeout to {bound / 1000:g} or {more_or_less}"
+    )

@@ -17,10 +17,12 @@ from airflow_outbox.harvest.kafka.distinct_clusters import DistinctClusters
 from airflow_outbox.harvest.kafka.errors import REFUSALS, not_allowed, refused_settings
 from airflow_outbox.harvest.kafka.names import KafkaNames, unusable
 from airflow_outbox.harvest.kafka.producer import producer_settings
+from airflow_outbox.harvest.kafka.record_size import client_limit
 from airflow_outbox.harvest.kafka.settings import remarks
 from airflow_outbox.harvest.logs import divided_otherwise
+from airflow_outbox.harvest.protocol.ledger import LARGEST_ENTRY
 from airflow_outbox.operate.acls import needed_acls
-from airflow_outbox.operate.brokers import examine_transactions
+from airflow_outbox.operate.brokers import examine_brokers
 from airflow_outbox.operate.check_retention import examine_retention
 from airflow_outbox.operate.finding import Finding, Severity
 from airflow_outbox.postgres.names import is_kafkas_own
@@ -28,6 +30,8 @@ from airflow_outbox.values.fence import PRIMARY
 from airflow_outbox.values.layout import Layout
 
 logger = logging.getLogger(__name__)
+
+_LARGEST = "max.message.bytes"
 
 
 def examine_kafka(
@@ -62,7 +66,7 @@ def examine_kafka(
             needed = {*names.own_topics(own)} - (set() if elects else {names.leader_topic})
             topics = cluster.topics(needed | pending)
             findings = [*_examine(own, names, cluster, topics, pending, layouts, promotions if elects else ())]
-            findings += examine_transactions(own) if config.delivery == "exactly_once" else []
+            findings += examine_brokers(own, elects=elects)
             findings += examine_retention(cluster, names, pending.union(published)) if config.positions.enabled else []
         except (KafkaError, ConfigurationError) as error:
             yield Finding(Severity.MISSING, f"{about}{error}")
@@ -133,6 +137,8 @@ def _examine(
     there = sorted(topic for topic, answer in topics.items() if not isinstance(answer, BrokerError))
     for topic, settings in cluster.topic_settings(there).items():
         yield from _examine_topic_settings(topic, settings, is_ledger=topic == names.ledger_topic)
+        if topic in pending and not isinstance(settings, BrokerError):
+            yield from _examine_size(config, topic, int(settings[_LARGEST].value))
 
 
 def _examine_partitions(topic: str, partitions: int, layouts: Sequence[Layout]) -> Iterator[Finding]:
@@ -157,6 +163,17 @@ def _examine_missing_topic(
         yield Finding(Severity.MISSING, unusable(topic, error, config))
 
 
+def _examine_size(config: HarvestConfig, topic: str, largest: int) -> Iterator[Finding]:
+    """A record that the producer takes, and the topic does not, is parked."""
+    most = client_limit(producer_settings(config))
+    if largest < most:
+        yield Finding(
+            Severity.NOTE,
+            f"topic {topic} has {_LARGEST}={largest}: of records with up to {most} bytes, which the producer takes, "
+            "larger ones are parked. Raise it where such records come",
+        )
+
+
 def _examine_topic_settings(topic: str, settings: Any, *, is_ledger: bool) -> Iterator[Finding]:
     if isinstance(settings, BrokerError):
         reason = settings.str()
@@ -175,6 +192,12 @@ def _examine_topic_settings(topic: str, settings: Any, *, is_ledger: bool) -> It
             Severity.DANGEROUS,
             f"topic {topic}, the ledger, has cleanup.policy={values.get('cleanup.policy')}: Kafka deletes after a "
             "while what tells the next leader which records are published. Set it to compact",
+        )
+    if is_ledger and int(values.get(_LARGEST) or LARGEST_ENTRY) < LARGEST_ENTRY:
+        yield Finding(
+            Severity.DANGEROUS,
+            f"topic {topic}, the ledger, has {_LARGEST}={values[_LARGEST]}: Kafka would refuse the entry of a large "
+            f"batch, and nothing would be published any more. Set it to {LARGEST_ENTRY} or more",
         )
     if values.get("unclean.leader.election.enable") == "true":
         yield Finding(

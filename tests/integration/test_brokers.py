@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import confluent_kafka
 import pytest
@@ -14,11 +16,14 @@ from support.harvesting import partitions_of, wait_until
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.admin import Cluster
+from airflow_outbox.harvest.kafka.election import NeliElection
+from airflow_outbox.harvest.kafka.names import KafkaNames, make_leader_topic
+from airflow_outbox.harvest.protocol.election import Lead
 from airflow_outbox.operate.brokers import (
     ADD_PARTITIONS,
+    examine_brokers,
     examine_client,
     examine_settings,
-    examine_transactions,
     examine_version,
 )
 from airflow_outbox.operate.check import examine
@@ -29,12 +34,15 @@ BAD = {
     "transaction.partition.verification.enable": "false",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
+    "group.min.session.timeout.ms": "7000",
 }
 GOOD = {
     "transaction.max.timeout.ms": "60000",
     "transaction.partition.verification.enable": "true",
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
+    "group.min.session.timeout.ms": "6000",
+    "group.max.session.timeout.ms": "1800000",
 }
 
 
@@ -48,21 +56,52 @@ def broker(
         yield broker, request.param is GOOD
 
 
-def configured(bootstrap: str) -> HarvestConfig:
-    settings = {"data_source": "host=127.0.0.1 port=1 connect_timeout=1", "kafka": {"bootstrap.servers": bootstrap}}
-    return HarvestConfig.validated(settings, source="test")
+def configured(bootstrap: str, **settings: Any) -> HarvestConfig:
+    own = {"data_source": "host=127.0.0.1 port=1 connect_timeout=1", "kafka": {"bootstrap.servers": bootstrap}}
+    return HarvestConfig.validated({**own, **settings}, source="test")
 
 
 def test_a_brokers_settings_are_looked_at(broker: tuple[EmbeddedKafka, bool]) -> None:
     server, is_good = broker
-    findings = list(examine_transactions(configured(server.bootstrap)))
+    findings = list(examine_brokers(configured(server.bootstrap)))
     if is_good:
         assert findings == []
         return
-    assert [finding.severity for finding in findings] == [Severity.MISSING, *[Severity.DANGEROUS] * 3]
-    for name, finding in zip(BAD, findings, strict=True):
-        assert f"broker 1 has {name}={BAD[name]}" in finding.text
+    assert [finding.severity for finding in findings] == [*[Severity.MISSING] * 2, *[Severity.DANGEROUS] * 3]
+    assert all(
+        any(f"broker 1 has {name}={value}" in finding.text for finding in findings) for name, value in BAD.items()
+    )
     assert "limits.transaction_timeout, 60 s. Set limits.transaction_timeout to 30 or less" in findings[0].text
+    assert "limits.session_timeout, 6 s: nobody would lead. Set limits.session_timeout to 7 or more" in findings[1].text
+
+
+async def test_the_remedy_for_a_session_timeout_lets_a_member_lead(broker: tuple[EmbeddedKafka, bool]) -> None:
+    server, _ = broker
+    config = configured(server.bootstrap, limits={"session_timeout": 7.0}, leader_topic="one", leader_group_id="one")
+    about_it = [finding for finding in examine_brokers(config) if "session" in finding.text]
+    assert about_it == []
+    names = KafkaNames.of(config, uuid4())
+    make_leader_topic(config, names)
+    joined = NeliElection(config, topic="one", partitions=1, group_id="one", on_error=pytest.fail)
+    assert await anext(joined.changes()) == (0, Lead())
+    joined.released(0)
+    await joined.close()
+
+
+def test_what_is_not_needed_is_not_looked_at(broker: tuple[EmbeddedKafka, bool]) -> None:
+    server, is_good = broker
+    at_least_once = configured(server.bootstrap, delivery="at_least_once")
+    assert len(list(examine_brokers(at_least_once))) == (0 if is_good else 1)
+    assert list(examine_brokers(at_least_once, elects=False)) == []
+
+
+@pytest.mark.parametrize(("bound", "value"), [("min", "6001"), ("max", "5999")])
+def test_session_timeouts_that_a_broker_refuses(bound: str, value: str) -> None:
+    name = f"group.{bound}.session.timeout.ms"
+    settings = {each: ConfigEntry(each, text) for each, text in {**GOOD, name: value}.items()}
+    [finding] = examine_settings(configured("127.0.0.1:1"), 7, settings)
+    assert finding.severity is Severity.MISSING
+    assert f"broker 7 has {name}={value}" in finding.text
 
 
 def test_the_topic_of_the_transactions_state_may_be_older_than_the_settings(
@@ -73,7 +112,7 @@ def test_the_topic_of_the_transactions_state_may_be_older_than_the_settings(
     admin = AdminClient({"bootstrap.servers": server.bootstrap})
     admin.create_topics([topic])[topic.topic].result()
     wait_until(lambda: partitions_of(admin, topic.topic) == 4)
-    texts = [finding.text for finding in examine_transactions(configured(server.bootstrap))]
+    texts = [finding.text for finding in examine_brokers(configured(server.bootstrap))]
     about_it = [text for text in texts if text.startswith("topic __transaction_state has")]
     if is_good:
         assert "one replica, and was made before transaction.state.log.replication.factor was raised" in about_it[0]
@@ -102,7 +141,7 @@ def test_settings_that_are_not_shown_are_not_checked() -> None:
     assert all(name in finding.text for name in BAD)
     assert "Kafka does not allow DESCRIBE_CONFIGS on the cluster" in finding.text
     unknown = list(examine_settings(configured("127.0.0.1:1"), 7, {}))
-    assert [finding.severity for finding in unknown] == [Severity.UNCHECKED] * 4
+    assert [finding.severity for finding in unknown] == [Severity.UNCHECKED] * 6
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,9 @@ HEAD = "head"
 FORMAT = 2
 READ_FORMATS = (1, 2)
 """Format 1, of earlier releases, does not name an entry's owner."""
-# With the snapshot, copied into every chunk, less than the 1,000,000 that Kafka's client takes by default.
-_CHUNK_BYTES = 700_000
+LARGEST_ENTRY = 1_000_000
+"""Bytes of the largest record in the ledger, as many as Kafka's client takes by default."""
+_CHUNK_BYTES = 700_000  # with the snapshot, which is copied into every chunk, less than that
 _RUN_BYTES = 44
 _EXTENT_BYTES = 90  # beside the topic's name
 _REASON_BYTES = 30  # beside the reason itself
