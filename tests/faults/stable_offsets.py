@@ -49,7 +49,7 @@ class Clerk:
     reads committed waited. With several partitions, it notes the longest time.
 
     It looks every 0.2 s. What passes between two looks counts at most as twice that: on a machine, or at a broker, that
-    stands still, nobody could have gone on.
+    stands still, nobody could have gone on. Its end raises what has kept it from looking.
     """
 
     def __init__(self, offsets: StableOffsets) -> None:
@@ -57,17 +57,26 @@ class Clerk:
         self._offsets = offsets
         self._since: dict[Place, tuple[int, float]] = {}
         self._clock = 0.0
+        self._looks = 0
+        self._failure: BaseException | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clerk", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._look()
+        except BaseException as error:  # the client's own error is no Exception under Python 3.11
+            self._failure = error
+
+    def _look(self) -> None:
         looked_at = time.monotonic()
         while not self._closing.wait(_CLERKS_PAUSE):
             try:
                 stable, end = self._offsets.now()
             except KafkaException:  # the broker does not answer now
                 continue
+            self._looks += 1
             self._clock += min(time.monotonic() - looked_at, _LONGEST_STEP)
             looked_at, now = time.monotonic(), self._clock
             for place, offset in stable.items():
@@ -80,3 +89,6 @@ class Clerk:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._looks, "the clerk has seen nothing"
