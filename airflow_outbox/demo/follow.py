@@ -69,7 +69,7 @@ class Follower:
             for task in changed:
                 if task.has_failed and task.dag_id != HARVEST_DAG:
                     raise DemoError(self._story(task))
-                self._display.say(self._story(task) if task.has_failed else str(task))
+                self._tell(task)
             succeeded = all(self._has_succeeded(dag) for dag in (FLIGHTS_DAG, CHECK_DAG))
             if changed or progression != before:
                 before, moved = progression, time.monotonic()
@@ -85,7 +85,7 @@ class Follower:
             self._look()
             if self._is_time_to_ask():
                 for task in self._changed_tasks():
-                    self._display.say(self._story(task) if task.has_failed else str(task))
+                    self._tell(task)
 
     def progression(self) -> Progression:
         """How far it is now."""
@@ -131,6 +131,9 @@ class Follower:
         changed = [state for state in states if state not in self._told]
         self._told = set(states)
         return changed
+
+    def _tell(self, task: TaskState) -> None:
+        self._display.say(self._story(task) if task.has_failed else str(task))
 
     def _story(self, task: TaskState) -> str:
         log = self._api.task_log(task.dag_id, task.run_id, task.task_id, try_number=task.try_number)

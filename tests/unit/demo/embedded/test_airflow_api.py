@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 
 from airflow_outbox.demo.embedded.airflow_api import AirflowApi, AirflowTimeoutError
@@ -61,10 +62,15 @@ def test_what_only_reads_or_sets_a_state_is_asked_for_again(late: Late) -> None:
         assert late.asked == ["PATCH", "PATCH"]
 
 
-def test_what_starts_something_is_asked_for_once(late: Late) -> None:
-    with (
-        AirflowApi(f"http://127.0.0.1:{late.server_port}", user="u", password="p", timeout=TIMEOUT) as api,
-        pytest.raises(AirflowTimeoutError, match="no answer from Airflow to POST /dags/dag/dagRuns in time"),
-    ):
-        api.trigger("dag")
+def test_what_starts_something_is_asked_for_once_and_waited_for_as_long(late: Late) -> None:
+    waits: dict[str, float] = {}
+
+    def note(request: httpx.Request) -> None:
+        waits[request.url.path] = request.extensions["timeout"]["read"]
+
+    with AirflowApi(f"http://127.0.0.1:{late.server_port}", user="u", password="p", timeout=TIMEOUT) as api:
+        api._client.event_hooks["request"].append(note)
+        with pytest.raises(AirflowTimeoutError, match="no answer from Airflow to POST /dags/dag/dagRuns in time"):
+            api.trigger("dag")
     assert late.asked == ["POST"]
+    assert waits["/api/v2/dags/dag/dagRuns"] == 5 * TIMEOUT
