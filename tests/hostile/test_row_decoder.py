@@ -32,14 +32,18 @@ TIMES = ("infinity", "-infinity", "294276-12-31 23:59:59.999999+00", "4713-01-01
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 
 
+hexadecimal = st.binary(max_size=12).map(lambda value: f"\\x{value.hex()}")
+"""Bytes as Postgres reads them."""
+
+
 @st.composite
-def arrays(draw: st.DrawFn) -> str:
+def arrays(draw: st.DrawFn, elements: st.SearchStrategy[str]) -> str:
     """An array as Postgres reads it: of up to three dimensions, with any lower bounds, with nulls."""
     lengths = draw(st.lists(st.integers(1, 3), max_size=3))
 
     def part(lengths: list[int]) -> str:
         if not lengths:
-            text = draw(st.none() | texts)
+            text = draw(st.none() | elements)
             return "NULL" if text is None else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
         return "{" + ",".join(part(lengths[1:]) for _ in range(lengths[0])) + "}"
 
@@ -48,16 +52,22 @@ def arrays(draw: st.DrawFn) -> str:
     return f"{bounds}={part(lengths)}" if lengths else "{}"
 
 
-rows = st.tuples(
-    texts,
-    texts,
-    st.none() | texts,
-    arrays(),
-    arrays(),
-    st.none() | st.integers(-(2**31), 2**31 - 1),
-    st.sampled_from(TIMES),
-    st.integers(-(2**63) + 1, 2**63 - 1),
-)
+def rows(values: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Rows with these keys, values and header values."""
+    return st.tuples(
+        texts,
+        values,
+        st.none() | values,
+        arrays(texts),
+        arrays(values),
+        st.none() | st.integers(-(2**31), 2**31 - 1),
+        st.sampled_from(TIMES),
+        st.integers(-(2**63) + 1, 2**63 - 1),
+    )
+
+
+ROWS = {"text": rows(texts), "bytea": rows(hexadecimal)}
+"""By the type of keys, values and header values."""
 INSERT = """INSERT INTO public.outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values,
     kafka_partition, create_time, id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"""
 UNCHECKED = """ALTER TABLE public.outbox
@@ -69,6 +79,7 @@ class Decoded:
     """An outbox whose rows are read in all the ways in which a harvester and an operator read them."""
 
     connection: psycopg.Connection[Any]
+    rows: st.SearchStrategy[tuple[Any, ...]]
 
     def write(self, written: list[tuple[Any, ...]]) -> int:
         self.connection.execute("TRUNCATE public.outbox, public.outbox_parked")
@@ -92,20 +103,21 @@ class Decoded:
         Partitioner("murmur2_random").choose(unpartitioned, {record[1]: 4 for record in passed})
 
 
-@pytest.fixture(scope="module")
-def decoded(postgres: Any) -> Iterator[Decoded]:
+@pytest.fixture(scope="module", params=[*ROWS])
+def decoded(postgres: Any, request: pytest.FixtureRequest) -> Iterator[Decoded]:
+    kind = request.param
     database = f"fuzz_{uuid.uuid4().hex[:12]}"
     with closing(connect(postgres.create_database(database), purpose="test")) as connection:
-        init_outbox(connection, NAME)
+        init_outbox(connection, NAME, key_type=kind, value_type=kind, header_type=kind)
         connection.execute(UNCHECKED)
-        yield Decoded(connection)
+        yield Decoded(connection, ROWS[kind])
     postgres.drop_database(database)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(written=st.lists(rows, min_size=1, max_size=6))
-def test_every_row_that_postgres_lets_in(decoded: Decoded, written: list[tuple[Any, ...]]) -> None:
-    count = decoded.write(written)
+@given(data=st.data())
+def test_every_row_that_postgres_lets_in(decoded: Decoded, data: st.DataObject) -> None:
+    count = decoded.write(data.draw(st.lists(decoded.rows, min_size=1, max_size=6)))
     table = OutboxTable(decoded.connection, NAME)
     page = table.windows.read(PageSnapshot(), max_records=100, max_bytes=10_000_000, transaction_ids=True)
     assert len(page.rows) == count
