@@ -240,9 +240,10 @@ class CatchingUp:
         identities = _identities(entry)
         rows = [(identities[row[ID] - 1], *row[1:]) for row in rows]
         await self._places.examine(rows)  # so that it knows their topics
-        partitions = self._places.choose_partitions(rows)
-        if partitions is None:
-            return rows
+        if (partitions := self._places.choose_partitions(rows)) is None:
+            await self._places.examine(rows, again=True)  # however long that takes
+            if (partitions := self._places.choose_partitions(rows)) is None:
+                return rows
         return [
             (*row[:PARTITION], partition, *row[PARTITION + 1 :])  # type: ignore[misc]
             for row, partition in zip(rows, partitions, strict=True)

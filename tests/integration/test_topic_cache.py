@@ -95,6 +95,22 @@ def test_what_passes_on_another_cluster_passes_where_its_topics_are_known_and_pl
     assert not book.passes_too({topic.name}, largest=1)
 
 
+def test_what_was_known_until_lately_is_believed_if_it_is_not_doubted(topic: Topic) -> None:
+    book, record = TopicCache(topic.kafka), topic.record()
+    names = {topic.name, "other"}
+    assert book.unknown(names) == names
+    book.look_up({topic.name})
+    assert book.unknown(names) == {"other"}
+    book._known_until = 0.0
+    assert book.unknown(names) == names
+    assert book.knows_some
+    assert book.unknown(names, believing=True) == {"other"}
+    assert cause(book, record) is None
+    book._known_until = 0.0
+    book.doubt(topic.name)
+    assert book.unknown(names, believing=True) == names
+
+
 def test_uncompressed_records_are_refused_from_the_byte_on_from_which_the_broker_refuses_them(topic: Topic) -> None:
     room = LIMIT - size_for_broker(topic.record("")) - 2  # lengths of two bytes, where those of nothing have one
     largest, larger = topic.record("x" * room), topic.record("x" * (room + 1))

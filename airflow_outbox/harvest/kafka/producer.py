@@ -26,6 +26,7 @@ from airflow_outbox.harvest.kafka.errors import (
     raised,
     refused_settings,
 )
+from airflow_outbox.harvest.kafka.look_ups import LookUps
 from airflow_outbox.harvest.kafka.partitioner import DEFAULT_PARTITIONER
 from airflow_outbox.harvest.kafka.settings import of_producer
 from airflow_outbox.harvest.kafka.topic_cache import TopicCache
@@ -85,6 +86,7 @@ class KafkaLog:
             settings = {**settings, "batch.num.messages": 1}
         elif book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
             settings = {**settings, "batch.size": min(book.smallest_max_bytes, int(settings["batch.size"]))}
+        self._look_ups = LookUps(book)
         self._complaint: str | None = None
         self._failure: PublishError | None = None
         self._settings = settings
@@ -97,12 +99,12 @@ class KafkaLog:
             self._producer = Producer({**settings, **callbacks}, logger=logger)
         except REFUSALS as error:
             raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
-        self._poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
-        self._signs = SignsOfLife(self._poller.name)
+        poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
+        self._signs = SignsOfLife(poller.name)
         self._watchdog = watchdog
         if watchdog is not None:
             watchdog.watch(self._signs)
-        self._poller.start()
+        poller.start()
 
     @classmethod
     async def open(
@@ -125,7 +127,7 @@ class KafkaLog:
         return await asyncio.to_thread(cls, settings, loop, book, individually, on_throttled, watchdog)
 
     async def examine(self, records: Sequence[MarkedRecord], *, again: bool = False) -> Mapping[int, Refusal]:
-        return await asyncio.to_thread(self._book.examine, records, again=again)
+        return await self._look_ups.examine(records, again=again)
 
     def send(self, record: MarkedRecord) -> None:
         try:
@@ -152,6 +154,7 @@ class KafkaLog:
 
     async def close(self) -> None:
         self._closing.set()
+        self._look_ups.end()
         if self._watchdog is not None:
             self._watchdog.forget(self._signs)
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)

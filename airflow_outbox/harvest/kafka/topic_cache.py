@@ -82,6 +82,7 @@ class TopicCache:
         self._cluster: Cluster | None = None
         self._topics: dict[str, Topic] = {}
         self._plain: set[str] = set()  # those with nothing to look at except the record itself
+        self._earlier: dict[str, Topic] = {}  # what was known until lately
         self._doubted: set[str] = set()
         self._unanswered: set[str] = set()
         self._away: set[str] = set()  # those found to lack brokers
@@ -126,6 +127,7 @@ class TopicCache:
         with self._lock:
             for topic in topics:
                 self._topics.pop(topic, None)
+                self._earlier.pop(topic, None)
                 self._plain.discard(topic)
 
     def found_refused(self, topic: str, reason: str) -> None:
@@ -180,11 +182,7 @@ class TopicCache:
         """
         names = {row[TOPIC] for row in rows}
         with self._lock:
-            if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
-                self._known_until = time.monotonic() + _KNOWN_FOR
-                for known in (self._topics, self._plain, self._not_added):
-                    known.clear()
-                self._sizes.forget_refusals()
+            self._forget_in_time()
             self._set_untimely_aside()
             for name in names if again else ():
                 if self._set_aside_until.get(name, 0) < time.monotonic():
@@ -195,11 +193,40 @@ class TopicCache:
         with self._lock:
             return {row[ID]: refusal for row in rows if (refusal := self._refusal(row, topics[row[TOPIC]])) is not None}
 
+    @property
+    def knows_some(self) -> bool:
+        """Whether any topic is known, or was until lately."""
+        return bool(self._topics or self._earlier)
+
+    def unknown(self, names: Collection[str], *, believing: bool = False) -> set[str]:
+        """Return which of these topics have to be looked up. `believing`: those that were known until lately are taken
+        for what they were, until they are looked up.
+        """
+        with self._lock:
+            self._forget_in_time()
+            for name in names if believing else ():
+                if name not in self._topics and name in self._earlier:
+                    self._learn(name, self._earlier[name])
+            return {name for name in names if name not in self._topics}
+
+    def look_up(self, names: Collection[str]) -> None:
+        """Look these topics up. Raises KafkaError when they can't be."""
+        self._look_up(set(names))
+
+    def _forget_in_time(self) -> None:
+        if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
+            self._known_until = time.monotonic() + _KNOWN_FOR
+            self._earlier = {**self._topics}
+            for known in (self._topics, self._plain, self._not_added):
+                known.clear()
+            self._sizes.forget_refusals()
+
     def _set_untimely_aside(self) -> None:
         for name, since in list(self._untimely.items()):
             if since < self._timely_at:
                 del self._untimely[name]
                 self._topics.pop(name, None)
+                self._earlier.pop(name, None)
                 self._not_added[name] = Refusal(Cause.CLOCK, clocks_differ(name))
                 self._set_aside_until[name] = time.monotonic() + _SET_ASIDE_FOR
 
@@ -321,12 +348,15 @@ class TopicCache:
         with self._lock:
             for name, topic in found.items():
                 (self._away.add if topic.is_away else self._away.discard)(name)
-                self._topics[name] = topic
-                if topic.refusal is None and name not in self._doubted:
-                    self._plain.add(name)
-                else:
-                    self._plain.discard(name)
+                self._learn(name, topic)
         return found
+
+    def _learn(self, name: str, topic: Topic) -> None:
+        self._topics[name] = topic
+        if topic.refusal is None and name not in self._doubted:
+            self._plain.add(name)
+        else:
+            self._plain.discard(name)
 
     def _create(self, missing: Sequence[str]) -> dict[str, Topic]:
         """Let brokers create topics, if they do that. Return those that are there soon."""

@@ -11,6 +11,7 @@ from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.kafka.extents_writer import ExtentsFailures, ExtentsWriter
 from airflow_outbox.harvest.kafka.fencing import Fencing, StuckIds
 from airflow_outbox.harvest.kafka.ledger_reader import LedgerReader
+from airflow_outbox.harvest.kafka.look_ups import LookUps
 from airflow_outbox.harvest.kafka.names import KafkaNames
 from airflow_outbox.harvest.kafka.partitioner import Placing
 from airflow_outbox.harvest.kafka.producer import producer_settings
@@ -80,7 +81,7 @@ class KafkaTransactionalLog:
         self._fencing = Fencing(self._rotation, stuck, self._fence_one)
         self._extents = ExtentsWriter(config, names, shard, book, failures) if config.positions.enabled else None
         self._asker = Worker("outbox-ask")
-        self._asker_again = Worker("outbox-ask-again")  # parked records hold nothing else up
+        self._look_ups = LookUps(book)
 
     @classmethod
     async def open(
@@ -152,8 +153,7 @@ class KafkaTransactionalLog:
     async def examine(self, rows: Sequence[OutboxRow], *, again: bool = False) -> Mapping[int, Refusal]:
         if not again and self._book.passes(rows):
             return {}
-        asker = self._asker_again if again else self._asker
-        return await asker.call(self._book.examine, rows, again=again)
+        return await self._look_ups.examine(rows, again=again)
 
     def passes(self, rows: Sequence[OutboxRow]) -> bool:
         return self._book.passes(rows)
@@ -205,7 +205,7 @@ class KafkaTransactionalLog:
         self._fencing.close()
         await self._rotation.close()
         self._asker.end()
-        self._asker_again.end()
+        self._look_ups.end()
 
     async def _stable_offsets(self, places: Collection[TopicAndPartition]) -> Mapping[TopicAndPartition, int]:
         return await self._asker.call(self._book.cluster.stable_offsets, places)
