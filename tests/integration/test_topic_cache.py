@@ -107,6 +107,7 @@ def test_what_was_known_until_lately_is_believed_if_it_is_not_doubted(topic: Top
     assert book.unknown(names, believing=True) == {"other"}
     assert cause(book, record) is None
     book._known_until = 0.0
+    assert book.unknown(names) == names
     book.doubt(topic.name)
     assert book.unknown(names, believing=True) == names
 

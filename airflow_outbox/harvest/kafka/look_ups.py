@@ -66,22 +66,20 @@ class LookUps:
             left = self._began_at + self._patience - loop.time() if self._book.knows_some else None
             await asyncio.wait([self._round], timeout=None if left is None else max(0.0, left))
             if not self._round.done():
-                self._patience = _LITTLE_PATIENCE
                 return self._book.unknown(unknown, believing=True)
             self._round.result()
         return set()
 
     async def _look_up(self) -> None:
         """Look up all topics that are wanted."""
-        loop = asyncio.get_running_loop()
-        began, wanted = loop.time(), self._wanted
-        self._wanted = set()
+        wanted, self._wanted = self._wanted, set()
         worker = Worker("outbox-look-up")
         try:
             await worker.call(self._book.look_up, wanted)
         finally:
             worker.end()
-        self._patience = _PATIENCE if loop.time() - began < _PATIENCE else _LITTLE_PATIENCE
+            took = asyncio.get_running_loop().time() - self._began_at
+            self._patience = _PATIENCE if took < _PATIENCE else _LITTLE_PATIENCE
 
 
 def _untried(topic: str) -> Refusal:

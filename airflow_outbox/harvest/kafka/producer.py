@@ -86,7 +86,6 @@ class KafkaLog:
             settings = {**settings, "batch.num.messages": 1}
         elif book.smallest_max_bytes is not None:  # Kafka refuses a larger batch whole
             settings = {**settings, "batch.size": min(book.smallest_max_bytes, int(settings["batch.size"]))}
-        self._look_ups = LookUps(book)
         self._complaint: str | None = None
         self._failure: PublishError | None = None
         self._settings = settings
@@ -99,6 +98,7 @@ class KafkaLog:
             self._producer = Producer({**settings, **callbacks}, logger=logger)
         except REFUSALS as error:
             raise refused_settings(error, settings, remedy="Correct kafka or kafka_producer") from error
+        self._look_ups = LookUps(book)
         poller = threading.Thread(target=self._poll, name="outbox-deliveries", daemon=True)
         self._signs = SignsOfLife(poller.name)
         self._watchdog = watchdog

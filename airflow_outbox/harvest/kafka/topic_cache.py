@@ -189,7 +189,7 @@ class TopicCache:
                     self._not_added.pop(name, None)
             topics = {} if again else {name: self._topics[name] for name in names if name in self._topics}
         if unknown := names - topics.keys():
-            topics |= self._look_up(unknown)
+            topics |= self.look_up(unknown)
         with self._lock:
             return {row[ID]: refusal for row in rows if (refusal := self._refusal(row, topics[row[TOPIC]])) is not None}
 
@@ -208,10 +208,6 @@ class TopicCache:
                 if name not in self._topics and name in self._earlier:
                     self._learn(name, self._earlier[name])
             return {name for name in names if name not in self._topics}
-
-    def look_up(self, names: Collection[str]) -> None:
-        """Look these topics up. Raises KafkaError when they can't be."""
-        self._look_up(set(names))
 
     def _forget_in_time(self) -> None:
         if time.monotonic() > self._known_until or len(self._topics) > _MOST_KNOWN:
@@ -279,7 +275,7 @@ class TopicCache:
         with self._lock:
             topics = {name: self._topics[name] for name in names if name in self._topics and name not in again}
         if unknown := set(names) - topics.keys():
-            topics |= self._look_up(unknown)
+            topics |= self.look_up(unknown)
         return {name: topic.topic_id for name, topic in topics.items() if topic.topic_id is not None}
 
     def changed(self, topic_ids: Mapping[str, str | None]) -> set[str]:
@@ -330,8 +326,8 @@ class TopicCache:
             return self._sizes.refusal(row, topic.max_bytes)
         return None
 
-    def _look_up(self, names: set[str]) -> dict[str, Topic]:
-        """Return topics as they are now."""
+    def look_up(self, names: Set[str]) -> dict[str, Topic]:
+        """Return topics as they are now, and know them from now on. Raises KafkaError when they can't be looked up."""
         impossible = {name: refusal for name in names if (refusal := self._refusal_of_name(name)) is not None}
         found = {name: Topic(refusal) for name, refusal in impossible.items()}
         unknown = sorted(names - impossible.keys())

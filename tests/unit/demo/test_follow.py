@@ -79,5 +79,5 @@ def test_a_harvest_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_any_other_task_that_fails_ends_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SlowMachine(["running", "running", "failed"], of_harvest=["running"])
-    with pytest.raises(DemoError, match=r"(?s)task flights_published\.all is failed.*still importing"):
+    with pytest.raises(DemoError, match=r"(?s)\Atask flights_published\.all is failed.*still importing"):
         follower_of(machine, monkeypatch).until_all_has_arrived()

@@ -81,6 +81,11 @@ async def until_known(book: Book, *topics: str) -> None:
             await asyncio.sleep(0.001)
 
 
+async def until_round_is_over(examined: LookUps) -> None:
+    assert examined._round is not None
+    await asyncio.wait([examined._round], timeout=PATIENCE)
+
+
 async def test_the_first_topics_of_all_are_waited_for(book: Book, examined: LookUps) -> None:
     examining = asyncio.create_task(examined.examine(rows("a", "b")))
     await until_asked(book, 1)
@@ -132,14 +137,18 @@ async def test_after_an_answer_that_took_long_nobody_waits_until_one_comes_soon(
 ) -> None:
     book.known = {"known"}
     assert await examined.examine(rows("a"))
-    monkeypatch.setattr(look_ups, "_PATIENCE", PATIENCE)  # which a new round would have
-    await until_asked(book, 1)
-    assert await examined.examine(rows("a"))
+    monkeypatch.setattr(look_ups, "_PATIENCE", PATIENCE)
+    examined._began_at -= 2 * PATIENCE
     book.answer.set()
-    await until_known(book, "a")
+    await until_round_is_over(examined)
     book.answer.clear()
-    examining = asyncio.create_task(examined.examine(rows("b")))
-    await until_asked(book, 2)
+    async with asyncio.timeout(PATIENCE / 2):
+        assert await examined.examine(rows("b")), "the last answer took long"
+    book.answer.set()
+    await until_round_is_over(examined)
+    book.answer.clear()
+    examining = asyncio.create_task(examined.examine(rows("c")))
+    await until_asked(book, 3)
     assert not examining.done(), "the last answer came soon"
     book.answer.set()
     assert await examining == {}
