@@ -134,12 +134,7 @@ class Harvester:
 
     async def stop(self, grace: float) -> None:
         """Finish the records in flight, for at most `grace` seconds, leave the group, and end `run`."""
-
-        async def stop(leadership: Leadership) -> None:
-            await leadership.stand_by(grace)
-            self._election.released(leadership.shard)
-
-        await _together([stop(leadership) for leadership in self._leaderships.values()])
+        await _together([leadership.stop(grace) for leadership in self._leaderships.values()])
         await self._election.close()
 
     async def _follow(self) -> None:

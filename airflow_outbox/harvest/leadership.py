@@ -115,12 +115,17 @@ class Leadership:
         self._aside: Aside | None = None  # an operator wants another member to lead
         self._stands_in = False  # it leads without the group's word
         self._leading: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None  # the member is told to end, and leads no more
         self._views: list[UUID] = []  # of this leadership, since its last take-over that succeeded
         self._published = 0  # records of this shard; other shards of the process may do better
         self._reached_at = 0.0  # when Postgres was last known to answer, on the loop's clock
 
     async def follow(self, change: Change | StandIn) -> None:
         """Do as the election says, or stand in: lead until the group has elected."""
+        if self._ending is not None:  # another take-over would fence the records that it still publishes
+            await asyncio.wait({self._ending})
+            self._election.released(self.shard)
+            return
         if isinstance(change, StandBy):
             self._events("stood_by", shard=self.shard, reason=change.reason)
             await self.stand_by(self._limits.heartbeat_timeout)
@@ -141,7 +146,7 @@ class Leadership:
 
     def due(self, look: ShardLook) -> Lead | StandIn | None:
         """Return what a handover asks of this member now, if anything; `look` is what the shard shows to all."""
-        if self._absence.is_on or (self._leading is not None and not self._leading.done()):
+        if self._absence.is_on or self._ending is not None or (self._leading is not None and not self._leading.done()):
             return None
         is_owner = self._election.standing(self.shard) is Standing.LEADER
         if self._aside is None:
@@ -163,6 +168,12 @@ class Leadership:
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
         await self._leave()
+
+    async def stop(self, grace: float) -> None:
+        """Finish the records in flight, for at most `grace` seconds, and lead no more, whoever the group elects."""
+        self._ending = asyncio.create_task(self.stand_by(grace))
+        await self._ending
+        self._election.released(self.shard)
 
     async def close(self) -> None:
         """End the leadership at once, and the connections."""

@@ -12,6 +12,7 @@ from simulation.loop import simulate
 from simulation.world import LIMITS, Design, Member, World
 
 from airflow_outbox.harvest.config import DeliveryMode
+from airflow_outbox.harvest.protocol.election import Lead
 from airflow_outbox.values.records import MarkedRecord
 
 DESIGNS = [Design(delivery=mode) for mode in get_args(DeliveryMode)]
@@ -98,3 +99,28 @@ def test_standing_by_is_no_failure(design: Design, seed: int) -> None:
 
     for member in simulate(rebalanced()):
         assert [event.fields for event in member.events if event.name == "error"] == []
+
+
+def test_a_member_that_ends_begins_nothing_new_when_it_is_elected_again(design: Design) -> None:
+    async def elected() -> list[str]:
+        world = World(0)
+        member = Member(world, design)
+        publishing = asyncio.Event()
+
+        def late(_: Member, question: str, phase: str) -> float:
+            if question not in ("end", "purge") or phase != "answered":
+                return 0.0
+            publishing.set()
+            return 0.8
+
+        world.watch = late
+        world.database.stash(MarkedRecord(1, "t", "key", "value", [], [], None))
+        await publishing.wait()
+        stopping = member.stop()
+        await asyncio.sleep(0.1)
+        member.election._changes.put_nowait((0, Lead()))
+        await stopping
+        assert not world.database.state.rows
+        return [event.name for event in member.events if event.name != "progress"]
+
+    assert simulate(elected()) == ["elected", "view", "took_over"]
