@@ -59,14 +59,14 @@ class Attaching:
         """Attach a cluster. The caller leads the first shard under one of the views `after`; then the fence names the
         `successor`.
 
-        Where the cluster can't be attached, the request is withdrawn, and the fence names `view`. So it is, too, before
-        ConfigurationError, HistoryError or KafkaError is raised for clusters that count. Raises FencedError,
-        PostgresError.
+        Where the cluster can't be attached, the request is withdrawn, and the fence names `view`. So it is, too, where it
+        was withdrawn before, and before ConfigurationError, HistoryError or KafkaError is raised for clusters that
+        count. Raises FencedError, PostgresError.
         """
         async with opened_table(self.new_table, SHARD) as first:
             fence = await first.take_over(view, after=after)
-            if self.shards > 1:
-                await first.close_attach(view)
+            if self.shards > 1 and not await first.close_attach(view, cluster):
+                return  # another shard's leader has refused it since
             others = {shard: self.new_view() for shard in (*range(1, self.shards), *fence.dormant)}
             try:
                 if cluster not in fence.owed:

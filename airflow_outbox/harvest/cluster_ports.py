@@ -64,8 +64,10 @@ class ClusterTable(Protocol):
     async def are_unpublished(self, ids: Sequence[int], numbers: Sequence[int]) -> bool:
         """Whether a record with one of these ids waits in the outbox, or a parked one with one of these numbers."""
 
-    async def close_attach(self, view: UUID) -> None:
-        """Let nobody lead any shard but the first until a cluster is attached or refused. Raises FencedError."""
+    async def close_attach(self, view: UUID, cluster: str) -> bool:
+        """Let nobody lead any shard but the first until the cluster is attached or refused. Return whether it is still
+        asked for: otherwise nothing has changed. Raises FencedError.
+        """
 
     async def attach(
         self,

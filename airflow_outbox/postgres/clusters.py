@@ -100,11 +100,14 @@ class ClusterStatements:
         found = self._table.row("clusters.unpublished", ids=list(ids), numbers=list(numbers))
         return found is not None and bool(found[0])
 
-    def close_attach(self, view: UUID) -> None:
-        """Let nobody lead another shard until the cluster counts that is asked for, or is refused. Raises
-        FencedError.
+    def close_attach(self, view: UUID, cluster: str) -> bool:
+        """Let nobody lead another shard until the cluster counts, or is refused. Return whether it is still asked for:
+        otherwise nothing has changed. Raises FencedError.
         """
-        self._table.fenced_unless(self._table.row("clusters.close_attach", view=view))
+        _, is_asked_for = self._table.fenced_unless(
+            self._table.row("clusters.close_attach", view=view, cluster=cluster)
+        )
+        return bool(is_asked_for)
 
     def attach(
         self,

@@ -105,13 +105,15 @@ SELECT EXISTS (SELECT FROM {outbox} AS record WHERE id = ANY(%(ids)s::bigint[]) 
        OR EXISTS (SELECT FROM {parked} WHERE number = ANY(%(numbers)s::bigint[]) AND discarded_at IS NULL)
 
 -- close_attach --
--- From now on no shard but the first is led, until the cluster that is asked for counts, or is refused.
+-- From now on no shard but the first is led, until this cluster counts, or is refused. Returns also whether it is still
+-- asked for: the leader of another shard may have refused it. Then nothing is closed.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), closed AS (
-    UPDATE {state} SET attach_closing = true WHERE EXISTS (SELECT FROM fence)
+    UPDATE {state} SET attach_closing = true WHERE EXISTS (SELECT FROM fence) AND attach_wanted = %(cluster)s
+    RETURNING true
 )
-SELECT EXISTS (SELECT FROM fence)
+SELECT EXISTS (SELECT FROM fence), EXISTS (SELECT FROM closed)
 
 -- drop_owed --
 -- Forgets the oldest batches, if the fence names this view: those kept for longer than may be (`seconds`), and those beyond

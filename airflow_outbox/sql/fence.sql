@@ -33,7 +33,7 @@ WITH taken AS (
     WHERE shard = %(shard)s AND (cardinality(%(after)s::uuid[]) = 0 OR view = ANY(%(after)s))
           AND (%(outbox_id)s::uuid IS NULL OR outbox_id = %(outbox_id)s) AND (slots IS DISTINCT FROM ARRAY[]::integer[] OR %(reshards)s)
           AND (%(layout)s::integer IS NULL OR layout = %(layout)s)
-          AND (shard = 0 OR %(reshards)s OR NOT EXISTS (SELECT FROM {state} WHERE shards_wanted IS NOT NULL OR attach_closing))
+          AND (shard = 0 OR %(reshards)s OR NOT EXISTS (SELECT FROM {state} WHERE shards_wanted IS NOT NULL OR attach_closing AND attach_wanted IS NOT NULL))
     RETURNING true
 ), unrecorded AS (
     SELECT FROM {state} WHERE system_identifier IS NULL AND EXISTS (SELECT FROM taken) FOR UPDATE SKIP LOCKED

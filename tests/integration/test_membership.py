@@ -119,6 +119,24 @@ def test_shards_of_earlier_layouts_are_known_and_only_who_attaches_a_cluster_tak
     write_membership(connection, NAME, {}, views={3: (view, None)})
 
 
+def test_other_shards_are_led_unless_a_cluster_that_is_asked_for_is_about_to_count(
+    connection: psycopg.Connection[Any],
+) -> None:
+    init_outbox(connection, NAME)
+    make_indexes(connection, NAME)
+    ask_layout(connection, NAME, shards=2)
+    add_clusters(connection, NAME, ["b"])
+    request_detach(connection, NAME, "b")
+    ask_attach(connection, NAME, cluster="b")
+    first, other, view = OutboxTable(connection, NAME), OutboxTable(connection, NAME, shard=1), uuid4()
+    first.take_over(view, [], member="test")
+    assert ClusterStatements(first).close_attach(view, "b")
+    with pytest.raises(TakeOverError):
+        other.take_over(uuid4(), [], member="test")
+    connection.execute("UPDATE outbox_state SET attach_wanted = NULL")  # as versions left it in which shards disagreed
+    other.take_over(uuid4(), [], member="test")
+
+
 def test_a_cluster_is_detached_while_the_tables_are_migrated(
     connection: psycopg.Connection[Any], database: str
 ) -> None:

@@ -77,9 +77,12 @@ class ClusterStatements(LockingServer):
         parked = [state.parked[number] for number in numbers if number in state.parked]
         return any(number in state.rows for number in ids) or not all(row.discarded for row in parked)
 
-    def close_attach(self, view: UUID) -> None:
+    def close_attach(self, view: UUID, cluster: str) -> bool:
         self.require(view)
-        self.set_fence(replace(self.database.state.fence, attaches=True), 0)
+        whole = self.database.state.fence
+        if whole.attach == cluster:
+            self.set_fence(replace(whole, attaches=True), 0)
+        return whole.attach == cluster
 
     def drop_owed(self, most_bytes: int) -> int:
         size, gone = 0, []

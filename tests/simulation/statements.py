@@ -52,7 +52,7 @@ class Server(ClusterStatements, ParkedStatements):
                 raise LayoutChangedError
             if after and fence.view not in after:
                 raise FencedError
-            is_open = self.shard == 0 or not (state.layout.wanted or state.fence.attaches)
+            is_open = self.shard == 0 or not (state.layout.wanted or (state.fence.attaches and state.fence.attach))
             if not reshards and (fence.slots == () or not is_open):
                 raise TakeOverError
             if state.fence.recorded is None and self.shard:

@@ -242,8 +242,12 @@ class SimulatedTable:
         )
         return found
 
-    async def close_attach(self, view: UUID) -> None:
-        await self._run_locked(self._purging, "close_attach", view, lambda: self._server.close_attach(view))
+    async def close_attach(self, view: UUID, cluster: str) -> bool:
+        def effect() -> bool:
+            return self._server.close_attach(view, cluster)
+
+        is_asked_for: bool = await self._run_locked(self._purging, "close_attach", view, effect)
+        return is_asked_for
 
     async def drop_owed(self, view: UUID, *, seconds: float, most_bytes: int) -> int:
         def effect() -> int:

@@ -11,7 +11,7 @@ from simulation.kafka import Broker, Partition, ledger_of
 from simulation.loop import simulate
 from simulation.promotions import Promotion
 from simulation.test_other_histories import LeaderAndWriter
-from simulation.world import Design, World
+from simulation.world import Design, Member, World
 
 from airflow_outbox.errors import FencedError
 from airflow_outbox.values.fence import PRIMARY, AttachHow, LedgerRow
@@ -147,6 +147,34 @@ def test_nobody_waits_for_a_cluster_while_one_that_counts_is_away() -> None:
         world.brokers[OTHER].is_up = True
         scene.write(20)
         await asyncio.sleep(15)
+        assert not world.database.state.rows
+        assert all(row.is_led for row in world.database.state.fences.values())
+
+    simulate(live())
+
+
+def test_a_cluster_that_another_shard_refuses_as_it_is_about_to_count_holds_nobody_up() -> None:
+    async def live() -> None:
+        scene = await _two_shards(Design(clusters=2, shards=1))
+        world = scene.world
+        await _detach(world)
+        scene.write(20)
+        await asyncio.sleep(5)
+
+        def refuse(_: Member, name: str, phase: str) -> float:
+            if (name, phase) == ("close_attach", "asked") and not world.database.refusals:
+                world.server.of(1).refuse_attach(world.database.state.fences[1].view, BACKUP, "shard 1 can't")
+            return 0.0
+
+        world.watch = refuse
+        _ask(world)
+        async with asyncio.timeout(60):
+            while not world.database.refusals:
+                await asyncio.sleep(0.2)
+        scene.write(40)
+        await asyncio.sleep(20)
+        assert world.database.refusals == ["shard 1 can't"]
+        assert [*world.database.state.fence.owed] == [BACKUP]
         assert not world.database.state.rows
         assert all(row.is_led for row in world.database.state.fences.values())
 

@@ -121,13 +121,16 @@ async def test_a_request_for_a_cluster_can_be_refused(table: TableUnderTest) -> 
     assert (await table.one.heartbeat(view, published=0, in_flight=0, rate=0)).request.attach == "b"
     with pytest.raises(FencedError):
         await table.one.refuse_attach(first, "b", "it is another one")
-    await table.one.close_attach(view)
+    assert not await table.one.close_attach(view, "c")
+    assert not (await table.one.fence(view)).request.attaches
+    assert await table.one.close_attach(view, "b")
     assert (await table.one.fence(view)).request.attaches
     with pytest.raises(FencedError):
-        await table.one.close_attach(first)
+        await table.one.close_attach(first, "b")
     await table.one.refuse_attach(view, "c", "somebody has asked for another one since")
     assert (await table.one.fence(view)).request.attach == "b"
     await table.one.refuse_attach(view, "b", "it is another one")
+    assert not await table.one.close_attach(view, "b"), "it was refused meanwhile"
     request = (await table.one.fence(view)).request
     assert (request.attach, request.attaches) == (None, False)
 
