@@ -59,8 +59,8 @@ class Attaching:
         """Attach a cluster. The caller leads the first shard under one of the views `after`; then the fence names the
         `successor`.
 
-        Where the cluster can't be attached, the request is withdrawn, and the fence names `view`. So it is, too, where it
-        was withdrawn before, and before ConfigurationError, HistoryError or KafkaError is raised for clusters that
+        Where the cluster can't be attached, the request is withdrawn, and the fence names `view`. So it is, too, where
+        it was withdrawn before, and before ConfigurationError, HistoryError or KafkaError is raised for clusters that
         count. Raises FencedError, PostgresError.
         """
         async with opened_table(self.new_table, SHARD) as first:
