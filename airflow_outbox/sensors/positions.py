@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,11 @@ from airflow.providers.postgres.hooks.postgres import PostgresHook
 
 from airflow_outbox.errors import ConfigurationError, OutboxError
 from airflow_outbox.hooks.outbox import check_settings
+from airflow_outbox.links.outbox import OutboxLink
 from airflow_outbox.triggers.positions import OutboxPositionsTrigger
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.providers.common.compat.sdk import BaseOperatorLink, Context
 
 
 class PositionsError(OutboxError, AirflowException):
@@ -37,6 +38,7 @@ class OutboxPositionsSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("group", "to", "postgres_conn_id", "outbox")
+    operator_extra_links: Collection[BaseOperatorLink] = (OutboxLink(),)
     ui_color = "#dbeafe"
 
     def __init__(

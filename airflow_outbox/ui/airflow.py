@@ -30,7 +30,8 @@ from sqlalchemy import func, select
 from airflow_outbox.errors import ConfigurationError, InvalidNameError, OutboxError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.hooks.outbox import OutboxHook
-from airflow_outbox.ui.outboxes import Clusters, Found, OutboxKey, TaskRole, Use, assembled
+from airflow_outbox.ui.outboxes import Clusters, Found, KeyPattern, OutboxKey, TaskRole, Use, assembled
+from airflow_outbox.values.outbox_list import OutboxPattern
 
 __all__ = ["get_user"]
 log = logging.getLogger(__name__)
@@ -39,12 +40,14 @@ _OLDEST = 30.0
 _AT_ONCE = 100  # stored Dags that are read together
 _OPERATORS = {
     "airflow_outbox.sensors.harvest.OutboxHarvestSensor": TaskRole.HARVESTS,
+    "airflow_outbox.sensors.positions.OutboxPositionsSensor": TaskRole.WAITS,
     "airflow_outbox.sensors.published.OutboxPublishedSensor": TaskRole.WAITS,
     "airflow_outbox.operators.stash.OutboxStashOperator": TaskRole.WRITES,
     "airflow_outbox.operators.spark.OutboxSparkSubmitOperator": TaskRole.WRITES,
 }
 _TRIGGERS = {
     "airflow_outbox.triggers.harvest.OutboxHarvestTrigger": TaskRole.HARVESTS,
+    "airflow_outbox.triggers.positions.OutboxPositionsTrigger": TaskRole.WAITS,
     "airflow_outbox.triggers.published.OutboxPublishedTrigger": TaskRole.WAITS,
     "airflow_outbox.triggers.watermark.OutboxWatermarkTrigger": TaskRole.WAITS,
 }
@@ -66,7 +69,7 @@ def _uses_in_task(dag_id: str, task: Mapping[str, Any]) -> Iterator[Use]:
         return
     task_id = str(task.get("task_id"))
     if not task.get("_is_mapped"):
-        yield _use(dag_id, task_id, role, task)
+        yield from _uses(dag_id, task_id, role, task)
         return
     given = {**_DEFAULTS, **(task.get("partial_kwargs") or {})}
     expanded = (task.get("expand_input") or {}).get("value")
@@ -81,7 +84,7 @@ def _uses_in_task(dag_id: str, task: Mapping[str, Any]) -> Iterator[Use]:
         each = [one.get("__var") or {} if isinstance(one, Mapping) else {} for one in lists]
     else:  # known when it runs
         each = [dict.fromkeys(_DEFAULTS)]
-    yield from dict.fromkeys(_use(dag_id, task_id, role, {**given, **one}) for one in each)
+    yield from dict.fromkeys(use for one in each for use in _uses(dag_id, task_id, role, {**given, **one}))
 
 
 def _watchers(dag_id: str, node: Any) -> Iterator[Use]:
@@ -92,22 +95,26 @@ def _watchers(dag_id: str, node: Any) -> Iterator[Use]:
         for watcher in node.get("watchers") or ():
             trigger = watcher.get("trigger") or {}
             if (role := _TRIGGERS.get(trigger.get("classpath", ""))) is not None:
-                yield _use(dag_id, None, role, trigger.get("kwargs") or {})
+                yield from _uses(dag_id, None, role, trigger.get("kwargs") or {})
         for name, each in node.items():
             if name != "watchers":
                 yield from _watchers(dag_id, each)
 
 
-def _use(dag_id: str, task_id: str | None, role: TaskRole, given: Mapping[str, Any]) -> Use:
-    values = [given.get(name, default) for name, default in _DEFAULTS.items()]
-    key = None
-    if all(isinstance(value, str) and not _is_template(value) for value in values):
-        with suppress(InvalidNameError):  # the task will say so
-            key = OutboxKey.of(*values)
-    if role is not TaskRole.HARVESTS:
-        return Use(dag_id, task_id, role, key)
-    clusters = _clusters_in(given)
-    return Use(dag_id, task_id, role, key, clusters, _brokers(given, clusters))
+def _uses(dag_id: str, task_id: str | None, role: TaskRole, given: Mapping[str, Any]) -> Iterator[Use]:
+    """Yield a use for each outbox that is named, and for each pattern."""
+    conn_id, named = (given.get(name, default) for name, default in _DEFAULTS.items())
+    clusters = _clusters_in(given) if role is TaskRole.HARVESTS else None
+    brokers = _brokers(given, clusters) if role is TaskRole.HARVESTS else ()
+    for name in named if isinstance(named, list) else [named]:
+        key = pattern = None
+        if all(isinstance(value, str) and not _is_template(value) for value in (conn_id, name)):
+            with suppress(InvalidNameError, ValueError):  # the task will say so
+                if isinstance(named, list) and not (entry := OutboxPattern.parse(name)).is_a_name:
+                    pattern = KeyPattern(conn_id, entry)
+                else:
+                    key = OutboxKey.of(conn_id, name)
+        yield Use(dag_id, task_id, role, key, clusters, brokers, pattern)
 
 
 def _brokers(given: Mapping[str, Any], clusters: Clusters | None) -> tuple[str, ...]:
@@ -204,7 +211,7 @@ def _running(session: Any) -> Iterator[Use]:
         except Exception:  # another Fernet key, for instance
             log.exception("the Outbox page cannot read the trigger of task %s of Dag %s", task_id, dag_id)
             continue
-        yield _use(dag_id, task_id, _TRIGGERS[trigger.classpath], kwargs)
+        yield from _uses(dag_id, task_id, _TRIGGERS[trigger.classpath], kwargs)
 
 
 def configured() -> list[OutboxKey]:

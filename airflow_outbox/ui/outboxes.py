@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from airflow_outbox.errors import ConfigurationError
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.values.outbox_list import OutboxPattern
+
+_USUAL_SCHEMA = "public"
+"""Where a name or pattern without a schema means outboxes; only a session could tell its search path."""
 
 
 class TaskRole(StrEnum):
@@ -57,6 +61,20 @@ def _shown(name: OutboxName) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPattern:
+    """The outboxes behind an Airflow connection that a pattern means."""
+
+    conn_id: str
+    pattern: OutboxPattern
+
+    def means(self, key: OutboxKey) -> bool:
+        name = key.outbox
+        return self.conn_id == key.conn_id and self.pattern.matches(
+            name.schema or _USUAL_SCHEMA, name.table, path=(_USUAL_SCHEMA,)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Clusters:
     """How a harvest reaches several clusters: a Kafka connection by each one's name, and its settings, as far as
     Airflow stores them: of a task, only while it runs.
@@ -70,9 +88,10 @@ class Clusters:
 class Use:
     """A Dag, and its task (None: an asset that it is scheduled on), that uses an outbox.
 
-    `key` is None where a template names the outbox: it is known when the task runs. `brokers` are the options by which
-    `airflow outbox` finds the Kafka that a task harvests to, where they are needed. `clusters` are those of a harvest,
-    if there are several and no template names them; two uses are the same without regard to them.
+    `key` is None where a template names the outbox, which is known when the task runs, and where a `pattern` of a list
+    means outboxes. `brokers` are the options by which `airflow outbox` finds the Kafka that a task harvests to, where
+    they are needed. `clusters` are those of a harvest, if there are several and no template names them; two uses are
+    the same without regard to them.
     """
 
     dag_id: str
@@ -81,11 +100,12 @@ class Use:
     key: OutboxKey | None
     clusters: Clusters | None = field(default=None, compare=False)
     brokers: tuple[str, ...] = ()
+    pattern: KeyPattern | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The outboxes that Airflow knows, each with its uses; and the uses whose outbox a template names."""
+    """The outboxes that Airflow knows, each with its uses; and the uses whose outbox a template or a pattern names."""
 
     outboxes: Mapping[OutboxKey, tuple[Use, ...]] = field(default_factory=dict)
     templated: tuple[Use, ...] = ()
@@ -101,7 +121,10 @@ class Found:
 
 
 def assembled(uses: Iterable[Use], configured: Iterable[OutboxKey]) -> Found:
-    """Bring all uses together by outbox, in order. The first one counts of those that are the same."""
+    """Bring all uses together by outbox, in order. The first one counts of those that are the same.
+
+    A Dag that harvests by a pattern uses each of these outboxes that the pattern means.
+    """
     outboxes: dict[OutboxKey, set[Use]] = {key: set() for key in configured}
     templated = []
     for use in uses:
@@ -109,6 +132,9 @@ def assembled(uses: Iterable[Use], configured: Iterable[OutboxKey]) -> Found:
             templated.append(use)
         else:
             outboxes.setdefault(use.key, set()).add(use)
+    for use in templated:
+        for key in filter(use.pattern.means, outboxes) if use.pattern is not None else ():
+            outboxes[key].add(replace(use, key=key, pattern=None))
     by_name = {key: tuple(sorted(outboxes[key], key=_order)) for key in sorted(outboxes)}
     return Found(by_name, tuple(sorted(templated, key=_order)))
 

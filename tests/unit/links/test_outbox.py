@@ -14,11 +14,13 @@ from airflow_outbox.links.outbox import OutboxLink
 from airflow_outbox.operators.spark import OutboxSparkSubmitOperator
 from airflow_outbox.operators.stash import OutboxStashOperator
 from airflow_outbox.sensors.harvest import OutboxHarvestSensor
+from airflow_outbox.sensors.positions import OutboxPositionsSensor
 from airflow_outbox.sensors.published import OutboxPublishedSensor
 
 OURS: dict[type[Any], dict[str, Any]] = {
     OutboxHarvestSensor: {},
     OutboxPublishedSensor: {"ticket": "t"},
+    OutboxPositionsSensor: {"group": "g", "to": "west", "kafka_conn_ids": {"primary": "east", "west": "west"}},
     OutboxStashOperator: {"records": []},
     OutboxSparkSubmitOperator: {"application": "job.py"},
 }

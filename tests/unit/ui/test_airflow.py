@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, Asset, AssetWatcher
+from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.triggers.base import BaseTrigger
 
 from airflow_outbox.assets import outbox_asset
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.operators.stash import OutboxStashOperator
+from airflow_outbox.provider_info import get_provider_info
 from airflow_outbox.sensors.harvest import OutboxHarvestSensor
+from airflow_outbox.sensors.positions import OutboxPositionsSensor
 from airflow_outbox.sensors.published import OutboxPublishedSensor
 from airflow_outbox.triggers.harvest import OutboxHarvestTrigger
 from airflow_outbox.ui import airflow as module
 from airflow_outbox.ui.airflow import uses_in
-from airflow_outbox.ui.outboxes import Clusters, OutboxKey, TaskRole, Use, assembled
+from airflow_outbox.ui.outboxes import Clusters, KeyPattern, OutboxKey, TaskRole, Use, assembled
+from airflow_outbox.values.outbox_list import OutboxPattern
 
 
 def stored(dag: DAG) -> dict[str, Any]:
@@ -33,11 +39,30 @@ def test_tasks_are_found_with_their_defaults() -> None:
         OutboxHarvestSensor(task_id="harvest")
         OutboxStashOperator(task_id="stash", records=[], postgres_conn_id="pg", outbox="shop.orders")
         OutboxPublishedSensor(task_id="wait", ticket="t", outbox='"Odd Name"')
+        kafka = {"primary": "east", "west": "west"}
+        OutboxPositionsSensor(task_id="move", group="shop", to="west", kafka_conn_ids=kafka, outbox="moved")
     assert found(dag) == {
         ("harvest", TaskRole.HARVESTS, "postgres_default:outbox"),
         ("stash", TaskRole.WRITES, "pg:shop.orders"),
         ("wait", TaskRole.WAITS, 'postgres_default:"Odd Name"'),
+        ("move", TaskRole.WAITS, "postgres_default:moved"),
     }
+
+
+def test_every_operator_and_trigger_with_an_outbox_is_known() -> None:
+    """One that is missing here hides its outboxes from the page."""
+    public = {f"{each.__module__}.{each.__qualname__}" for each in with_an_outbox()}
+    assert public == module._OPERATORS.keys() | module._TRIGGERS.keys()
+
+
+def with_an_outbox() -> Iterator[type[Any]]:
+    info = get_provider_info()
+    for kind, base in (("operators", BaseOperator), ("sensors", BaseOperator), ("triggers", BaseTrigger)):
+        for name in (name for part in info[kind] for name in part["python-modules"]):
+            of_module = import_module(name)
+            for each in vars(of_module).values():
+                if isinstance(each, type) and issubclass(each, base) and each.__module__ == name:
+                    yield each
 
 
 def test_watchers_are_found_wherever_they_stand_in_a_schedule() -> None:
@@ -107,6 +132,34 @@ def test_a_template_is_known_when_it_runs(outbox: str) -> None:
     with DAG("d", schedule=None) as dag:
         OutboxHarvestSensor(task_id="harvest", outbox=outbox)
     assert found(dag) == {("harvest", TaskRole.HARVESTS, "None")}
+
+
+def test_each_outbox_of_a_list_is_found() -> None:
+    watched = OutboxHarvestTrigger(outbox=["c", "shop.d"])
+    with DAG("d", schedule=Asset("x://y", watchers=[AssetWatcher(name="w", trigger=watched)])) as dag:
+        OutboxHarvestSensor(task_id="harvest", outbox=["a", '"B *"', "tenant_*.outbox", "{{ params.outbox }}"])
+    assert found(dag) == {
+        ("harvest", TaskRole.HARVESTS, "postgres_default:a"),
+        ("harvest", TaskRole.HARVESTS, 'postgres_default:"B *"'),
+        ("harvest", TaskRole.HARVESTS, "None"),  # the pattern, and the template
+        (None, TaskRole.HARVESTS, "postgres_default:c"),
+        (None, TaskRole.HARVESTS, "postgres_default:shop.d"),
+    }
+
+
+def test_who_harvests_by_a_pattern_harvests_each_known_outbox_that_it_means() -> None:
+    """Else somebody who may not edit that Dag could act on its outboxes."""
+    one, other = OutboxKey("pg", "tenant_1.outbox"), OutboxKey("pg", "billing.outbox")
+    usual, elsewhere = OutboxKey("pg", "outbox"), OutboxKey("pg2", "tenant_1.outbox")
+    by_patterns = [
+        Use(dag_id, "harvest", TaskRole.HARVESTS, None, pattern=KeyPattern("pg", OutboxPattern.parse(text)))
+        for dag_id, text in (("all", "tenant_*.outbox"), ("usual", "out*"))
+    ]
+    known = assembled([*by_patterns, Use("a", "harvest", TaskRole.HARVESTS, one)], [other, usual, elsewhere])
+    assert known.dags(one, TaskRole.HARVESTS) == ["a", "all"]
+    assert known.dags(usual, TaskRole.HARVESTS) == ["usual"]
+    assert known.dags(other) == known.dags(elsewhere) == []
+    assert [use.key for use in known.of_dag("all")] == [None, one]
 
 
 def test_what_no_outbox_can_be_called_stops_nothing() -> None:

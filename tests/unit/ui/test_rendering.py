@@ -13,8 +13,9 @@ from airflow_outbox.operate.overview import Overview
 from airflow_outbox.operate.status import Holder, ShardStatus
 from airflow_outbox.ui import rendering
 from airflow_outbox.ui.access import Asked, Visitor
-from airflow_outbox.ui.outboxes import OutboxKey, TaskRole, Use
+from airflow_outbox.ui.outboxes import KeyPattern, OutboxKey, TaskRole, Use
 from airflow_outbox.ui.pages import ListedOutbox
+from airflow_outbox.values.outbox_list import OutboxPattern
 from airflow_outbox.values.positions import GroupState, PositionsReport, SeenGroup
 from airflow_outbox.values.verdict import Backlog, Facts, ParkedRefusals, State, Trouble, TroubleKind, Verdict
 
@@ -55,6 +56,9 @@ def overview() -> Overview:
 
 KEY = OutboxKey(EVIL, EVIL)
 USES = (Use(EVIL, EVIL, TaskRole.HARVESTS, KEY),)
+BY_PATTERN = Use(
+    "d", "every", TaskRole.HARVESTS, None, pattern=KeyPattern("pg", OutboxPattern.parse("tenant_*.outbox"))
+)
 
 
 def one() -> str:
@@ -94,7 +98,7 @@ def several() -> str:
 def tab() -> str:
     found = overview()
     rows = [ListedOutbox(KEY, found.verdict, found)]
-    return rendered("tab.html", what="Dag", rows=rows, templated=USES)
+    return rendered("tab.html", what="Dag", rows=rows, templated=[*USES, BY_PATTERN])
 
 
 def refused() -> str:
@@ -148,3 +152,9 @@ def test_positions_are_shown_with_what_needs_somebody() -> None:
     assert "3 failures since it was started" in text
     assert "left alone" in text
     assert "and 1 more" in text
+
+
+def test_a_tab_tells_a_pattern_from_a_template() -> None:
+    text = " ".join(Elements(tab()).text.split())
+    assert "every harvests all outboxes that the pattern tenant_*.outbox means" in text
+    assert text.count("a template names the outbox") == 1
