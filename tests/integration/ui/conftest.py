@@ -37,8 +37,12 @@ def outboxes(postgres: EmbeddedPostgres) -> Iterator[str]:
 
 @pytest.fixture
 def west_is_a_backup(outboxes: str) -> None:
+    make_west_a_backup(outboxes)
+
+
+def make_west_a_backup(database: str) -> None:
     """The outbox with two clusters is as it was made."""
-    with psycopg.connect(outboxes) as connection:
+    with psycopg.connect(database) as connection:
         connection.execute("TRUNCATE clustered_trail RESTART IDENTITY")
         connection.execute("UPDATE clustered_state SET attach_wanted = NULL, attach_how = NULL")
         for part, cluster in (("backup", "west"), ("primary", "primary")):  # there is never more than one primary
