@@ -150,13 +150,14 @@ class ParkedRequests:
         """Waiting or discarded records, in order, without their contents."""
         return self._found("list", choice, {"limit": limit}, **self._standing(discarded=discarded))
 
-    def undeleted(self, choice: Choice, *, limit: int | None = None) -> list[dict[str, Any]]:
+    def undeleted(self, choice: Choice, *, limit: int | None = None, whole_keys: bool = True) -> list[dict[str, Any]]:
         """Published records that Postgres would not delete, in order and as `listed` shows records."""
         if choice.cause is not None:
             return []
         with translated(self._name), self._connection.cursor(row_factory=dict_row) as cursor:
             query = self._statements.composed("undeleted.list")
-            return cursor.execute(query, {**self._values(choice), "limit": limit}).fetchall()
+            values = {"limit": limit, "most_key": None if whole_keys else _LONGEST_KEY}
+            return cursor.execute(query, {**self._values(choice), **values}).fetchall()
 
     def page(
         self, choice: Choice, *, discarded: bool = False, after: ListingPlace | None = None, limit: int = 100

@@ -70,9 +70,9 @@ WHERE tgrelid = to_regclass(%(outbox)s) AND NOT tgisinternal AND tgenabled <> 'D
 ORDER BY tgname
 
 -- list --
--- The published ones, or some of them (nulls, no ids: all), without their contents, in order. The columns are those of
--- `parked.list`.
-SELECT id, kafka_topic AS topic, kafka_key AS key, {shard_now} AS shard, {transaction_id} AS transaction_id, 'undeleted' AS cause, reason, NULL::integer AS attempts,
+-- The published ones, or some of them (nulls, no ids: all), without their contents, in order, with the beginnings of their
+-- keys (null: whole ones). The columns are those of `parked.list`.
+SELECT id, kafka_topic AS topic, substr(kafka_key, 1, coalesce(%(most_key)s::integer, 2147483647)) AS key, {shard_now} AS shard, {transaction_id} AS transaction_id, 'undeleted' AS cause, reason, NULL::integer AS attempts,
        create_time, noted_at AS parked_at, tried_at AS last_attempt_at, NULL::timestamptz AS retry_at, NULL::text AS requested, NULL::text AS requested_by,
        NULL::timestamptz AS requested_at, NULL::text AS request_reason, NULL::timestamptz AS discarded_at, NULL::timestamptz AS purged_at
 FROM {outbox} JOIN {undeleted} AS undeleted USING (id, create_time)

@@ -49,6 +49,15 @@ class Filter:
             up_to=up_to,
         )
 
+    def undeleted(self) -> Choice | None:
+        """The records that Postgres won't delete, by the same topic and key. None where others are asked for.
+
+        A page of all that was refused has them, too: the verdict's link leads there.
+        """
+        if self.discarded or self.number is not None or self.cause not in (None, REFUSED):
+            return None
+        return replace(self, cause=None).choice()
+
     def query(self, asked: Asked, **others: Any) -> str:
         """Return it as the query of an address, with others. None is left out."""
         given = {"outbox": str(asked.key), **asdict(replace(self, discarded=False)), **others}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from starlette.responses import Response
 
-from airflow_outbox.operate.parked_requests import ListingPlace, Matched, ParkedRequests, shown
+from airflow_outbox.operate.parked_requests import Choice, ListingPlace, Matched, ParkedRequests, shown
 from airflow_outbox.operate.trail import TrailEntry, read_trail
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.ui.access import Asked, may_read, refusal
@@ -51,8 +51,11 @@ async def parked(
     wanted: Annotated[Filter, Depends(filter_read)],
     after: Annotated[ListingPlace | None, Depends(place_read)],
 ) -> Response:
-    """Parked records: those that wait, or those that were discarded."""
-    answer = await _asked(asked, ("parked", wanted, after), partial(_list, wanted, after))
+    """Parked records: those that wait, or those that were discarded; and those that Postgres won't delete."""
+    queries = [_query(asked, ("parked", wanted, after), partial(_list, wanted, after))]
+    if after is None and (choice := wanted.undeleted()) is not None:
+        queries.append(_query(asked, ("undeleted", choice), partial(_list_undeleted, choice)))
+    answer, *undeleted = await pool().ask_all(queries)
     last = answer.value.last if answer.value else None
     place = {} if last is None else {"after_topic": last.topic, "after_number": last.number, "after_cause": last.cause}
     return page(
@@ -62,6 +65,8 @@ async def parked(
         wanted=wanted,
         listing=answer.value,
         problem=answer.problem,
+        undeleted=undeleted[0] if undeleted else None,
+        most=_RECORDS,
         next=wanted.query(asked, **place) if place else None,
         is_first=after is None,
         causes=CAUSES,
@@ -119,9 +124,12 @@ def key_of(row: Mapping[str, Any]) -> str | None:
 
 
 async def _asked(asked: Asked, subject: tuple[Any, ...], ask: Any) -> Answer[Any]:
+    return await pool().ask(_query(asked, subject, ask))
+
+
+def _query(asked: Asked, subject: tuple[Any, ...], ask: Any) -> PageQuery[Any]:
     key = asked.key
-    question = PageQuery(key.conn_id, (*subject, key.name), partial(_behind, key.outbox, ask), max_age=_AGE)
-    return await pool().ask(question)
+    return PageQuery(key.conn_id, (*subject, key.name), partial(_behind, key.outbox, ask), max_age=_AGE)
 
 
 def _behind(name: OutboxName, ask: Any, session: Session) -> Any:
@@ -136,6 +144,10 @@ def _list(wanted: Filter, after: ListingPlace | None, session: Session, name: Ou
         matched=requests.matched(choice, discarded=wanted.discarded),
         topics=requests.topics(limit=_TOPICS),
     )
+
+
+def _list_undeleted(choice: Choice, session: Session, name: OutboxName) -> list[dict[str, Any]]:
+    return ParkedRequests(session.connection, name).undeleted(choice, limit=_RECORDS + 1, whole_keys=False)
 
 
 def _show(number: int, session: Session, name: OutboxName) -> dict[str, Any] | None:

@@ -27,8 +27,8 @@ def connection(outboxes: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def as_it_was(connection: psycopg.Connection[Any]) -> None:
-    """Nothing is parked, nobody leads, and nothing was asked for."""
-    connection.execute("TRUNCATE harvested_parked, harvested_trail RESTART IDENTITY")
+    """Nothing is parked or undeleted, nobody leads, and nothing was asked for."""
+    connection.execute("TRUNCATE harvested, harvested_undeleted, harvested_parked, harvested_trail RESTART IDENTITY")
     connection.execute("UPDATE harvested_state SET paused = false, paused_at = NULL")
     connection.execute("UPDATE harvested_shard SET member = NULL, handover_asked_at = NULL")
 
@@ -214,3 +214,32 @@ def test_pages_follow_one_another(visitors: dict[str, httpx.Client], connection:
     [link] = [part.split('"')[0] for part in first.split('href="') if "after_number" in part]
     second = visitors["viewer"].get(html.unescape(link)).text
     assert (first.count("<tr data-key="), second.count("<tr data-key=")) == (100, 50)
+
+
+def test_what_postgres_will_not_delete_is_shown_with_the_reason(
+    visitors: dict[str, httpx.Client], connection: psycopg.Connection[Any]
+) -> None:
+    """Published records that stay in the outbox: there is nothing to retry or discard."""
+    park_by_hand(connection, "parked", topic="u", outbox="harvested")
+    connection.execute(
+        "WITH kept AS (INSERT INTO harvested (kafka_topic, kafka_key) VALUES ('t', 'k-1'), ('t<b>', 'k-2')"
+        " RETURNING id, create_time)"
+        " INSERT INTO harvested_undeleted (id, create_time, shard, published, reason)"
+        " SELECT id, create_time, 0, true, 'referenced by <mail>' FROM kept"
+    )
+    user = visitors["user"]
+    everything = shown(user, "parked", "1\n  record", "still in the outbox", "k-1", "k-2", "t&lt;b&gt;")
+    assert "referenced by &lt;mail&gt;" in everything
+    assert "refers to them" in everything  # what to do
+    assert everything.count("what=discard") == 1  # for the parked one
+    shown(user, "parked", "still in the outbox", "k-1", cause="any")  # where the verdict's link leads
+    of_topic = shown(user, "parked", "No record matches", "k-1", topic="t")
+    assert "k-2" not in of_topic
+    assert "k-1" not in shown(user, "parked", "No record matches", "k-2", topic="t<b>", key="k-2")
+    for others in ({"cause": "too_large"}, {"cause": "none"}, {"discarded": True}):
+        text = shown(user, "parked", "records", **others)
+        assert "still in the outbox" not in text
+    hidden = shown(visitors["viewer"], "parked", "still in the outbox", "referenced by")
+    assert "k-1" not in hidden
+    connection.execute("TRUNCATE harvested, harvested_undeleted")
+    wait_until(lambda: "still in the outbox" not in user.get("parked", params=HARVESTED).text)

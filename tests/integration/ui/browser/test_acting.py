@@ -7,15 +7,18 @@ from collections.abc import Callable
 from secrets import token_hex
 from typing import Any
 
+import psycopg
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from playwright.sync_api import expect
 from support.browser import Visit
 from support.harvesting import PATIENCE, wait_until
 
-from airflow_outbox import OutboxRecord
+from airflow_outbox import OutboxRecord, stash
+from airflow_outbox.demo.flights import TOPICS
 
 from .conftest import KEY, Demo
+from .test_looking import serious
 
 PROBE = "probe"
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -156,6 +159,24 @@ def test_markup_is_shown_as_text(visit: Callable[..., Visit], demo: Demo) -> Non
     expect(frame.get_by_role("dialog")).to_contain_text(MARKUP)
     assert frame.locator("dialog img, dialog script").count() == 0
     assert asked == []
+    assert visitor.problems == []
+
+
+def test_what_postgres_keeps_is_seen_until_nothing_holds_it(visit: Callable[..., Visit], demo: Demo) -> None:
+    with psycopg.connect(demo.outbox.database) as connection:
+        stash(connection, [OutboxRecord(TOPICS[0], "N-held", "1")])
+        connection.execute(
+            "CREATE TABLE mail (event BIGINT CONSTRAINT mail_event REFERENCES outbox);"
+            "INSERT INTO mail SELECT id FROM outbox WHERE kafka_key = 'N-held'"
+        )
+    visitor = visit("user")
+    frame = visitor.open_framed(f"parked?outbox={KEY}&cause=any")  # where the verdict's link leads
+    kept = frame.locator("[data-region=undeleted]")
+    expect(kept).to_contain_text("N-held")
+    expect(kept).to_contain_text("mail_event")
+    assert serious(frame) == []
+    demo.outbox.query("DROP TABLE mail")
+    expect(kept).to_have_text("")
     assert visitor.problems == []
 
 
