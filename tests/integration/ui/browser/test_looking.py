@@ -17,7 +17,8 @@ from .conftest import KEY, ONE, Demo
 
 PHONE = {"width": 390, "height": 844}
 SERIOUS = ("serious", "critical")
-PAGES = ("", ONE, f"parked?outbox={KEY}", f"trail?outbox={KEY}")
+TAB = "dag?dag_id=outbox_harvest"
+PAGES = ("", ONE, f"parked?outbox={KEY}", f"trail?outbox={KEY}", TAB, f"{TAB.replace('dag?', 'task?')}&task_id=harvest")
 
 
 def look_of(frame: Frame) -> tuple[str, str]:
