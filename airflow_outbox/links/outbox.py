@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class OutboxLink(BaseOperatorLink):
     """The page of the outbox that a task uses. The task stores the address when it has run, or is deferred.
 
-    It is a path on Airflow's own host, since workers may know another host than browsers.
+    A task with a list of outboxes has the page of all of them. The address is a path on Airflow's own host, since workers may know another host than browsers.
     """
 
     name = "Outbox"
@@ -24,8 +24,12 @@ class OutboxLink(BaseOperatorLink):
     def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
         """Return the path of the page, empty where the operator does not say which outbox it uses."""
         conn_id, outbox = (getattr(operator, field, None) for field in ("postgres_conn_id", "outbox"))
-        if not isinstance(conn_id, str) or not isinstance(outbox, str):
+        if isinstance(conn_id, str) and isinstance(outbox, str):
+            shown = f"one?{urlencode({'outbox': f'{conn_id}:{outbox}'})}"
+        elif isinstance(outbox, list):
+            shown = f"task?{urlencode({'dag_id': ti_key.dag_id, 'task_id': ti_key.task_id})}"
+        else:
             return ""
         base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
-        page = f"{base}/outbox/one?{urlencode({'outbox': f'{conn_id}:{outbox}'})}"
+        page = f"{base}/outbox/{shown}"
         return f"{base}/plugin/outbox{page}" if keeps_addresses_within_frames() else page

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.types import TaskInstanceKey
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_outbox import version_compat
@@ -42,6 +43,14 @@ def test_a_task_links_to_its_outbox(
     path = "/a/base" if "/a/" in base else ""
     assert address.path == (f"{path}/plugin/outbox{path}/outbox/one" if framed else f"{path}/outbox/one")
     assert parse_qs(address.query) == {"outbox": ['a conn:shop."Out&box"']}
+
+
+def test_a_task_that_harvests_a_list_links_to_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.org/a/base/")
+    task = OutboxHarvestSensor(task_id="t", outbox=["a", "tenant_*.outbox"])
+    address = urlsplit(OutboxLink().get_link(task, ti_key=TaskInstanceKey("d &", "t", "run", 1, -1)))
+    assert address.path == "/a/base/plugin/outbox/a/base/outbox/task"
+    assert parse_qs(address.query) == {"dag_id": ["d &"], "task_id": ["t"]}
 
 
 def test_no_address_is_stored_where_the_outbox_is_not_known() -> None:
