@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class OutboxLink(BaseOperatorLink):
     """The page of the outbox that a task uses. The task stores the address when it has run, or is deferred.
 
-    A task with a list of outboxes has the page of all of them. The address is a path on Airflow's own host, since workers may know another host than browsers.
+    A task with a list of outboxes has the page of all of them. The address is a path on Airflow's own host, since
+    workers may know another host than browsers.
     """
 
     name = "Outbox"
