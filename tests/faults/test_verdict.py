@@ -174,7 +174,7 @@ def test_no_take_over_succeeds(scene: Scene) -> None:
     healthy(scene)
     with psycopg.connect(scene.outbox.database, autocommit=True) as connection:
         connection.execute(
-            "CREATE TRIGGER keeps BEFORE DELETE ON outbox FOR EACH ROW"
+            "CREATE TRIGGER keeps BEFORE DELETE ON outbox_parked FOR EACH ROW"
             " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
         )
         connection.execute(
@@ -185,7 +185,7 @@ def test_no_take_over_succeeds(scene: Scene) -> None:
         assert f":{leader.popen.pid}: " in found.cause
         time.sleep(silence)
         becomes(scene, State.STALLED)
-        connection.execute("DROP TRIGGER keeps ON outbox")
+        connection.execute("DROP TRIGGER keeps ON outbox_parked")
     healthy(scene)
     scene.wait_until(lambda: scene.outbox.query("SELECT FROM outbox_trouble") == [])
 
