@@ -89,7 +89,7 @@ class ParkedRetry:
             await asyncio.sleep(ATTENDING_INTERVAL)
             if self._is_stopped or not self._dividing.parked or self._is_paused():
                 continue
-            if discarded := await self._table.discard_requested(self._view):
+            while not self._is_stopped and (discarded := await self._table.discard_requested(self._view)):
                 self._dividing.parked.gone(discarded)
                 self.releases.wanted()
                 report_discarded(self._report, discarded)

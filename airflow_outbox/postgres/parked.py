@@ -30,6 +30,7 @@ _FIRST_DELAY = 5.0  # seconds until a refusal that can pass is tried again
 _LONGEST_DELAY = 600.0
 _PARKED_AT_ONCE = 20_000  # so that a source transaction of any length is parked within the statements' time limit
 _ROWS_AT_ONCE = 10_000
+_MOST_CHANGED = 10_000  # by one statement, however many an operator has asked for: purges wait for it
 _TOPIC_CAUSES = [cause.value for cause in Cause if cause.is_of_the_topic]
 _PASSING_CAUSES = [cause.value for cause in Cause if cause.can_pass]
 
@@ -167,16 +168,19 @@ class ParkedTable:
     ) -> None:
         """Note records that were refused again, by number. Their retries are delayed longer and longer. `others` were
         tried with them, and wait for them. A retry for which somebody has asked since the snapshot `tried_in`, in which
-        they were read, is still to come.
+        they were read, is still to come; so are some of those behind the refused ones, where these are very many.
         """
         passing = [*_TOPIC_CAUSES, *_PASSING_CAUSES]
         values = {"view": view, "others": list(others), "passing": passing, "longest_delay": _LONGEST_DELAY}
-        columns = self._columns_of(refusals)
-        self._require_fence(self._rows("note_refusals", {**values, **columns, "tried_in": tried_in}))
+        values |= {"tried_in": tried_in, "most": _MOST_CHANGED, **self._columns_of(refusals)}
+        self._require_fence(self._rows("note_refusals", values))
 
     def discard_requested(self, view: UUID) -> list[Lane]:
-        """Discard what operators asked to discard. Return the lanes, by short keys, once for each record."""
-        return [(topic, short_key(key)) for topic, key in self._streamed("discard_requested", {"view": view})]
+        """Discard what operators asked to discard, or some of it where it is very much. Return the lanes, by short
+        keys, once for each record; none: nothing is left.
+        """
+        values = {"view": view, "most": _MOST_CHANGED}
+        return [(topic, short_key(key)) for topic, key in self._streamed("discard_requested", values)]
 
     def release(self, view: UUID, *, max_records: int) -> bool:
         """Make due the records that were not refused and wait for nothing any more. Return whether more may follow."""

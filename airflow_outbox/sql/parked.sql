@@ -99,14 +99,26 @@ leader_id = %(view)s
 -- Rows are as when the outbox is read, with the number in the parked table in place of the id, and no more than it
 -- takes to reach max_bytes. A time further ahead than any delay counts as now: a clock was set back since. Joins are
 -- used, since Postgres compares each row with each one asked for where it takes a subquery in an OR for large. Records
--- without a key have their own branch, since USING joins no nulls.
+-- without a key have their own branch, since USING joins no nulls. So have the three ways to be due, each of which an
+-- index finds: otherwise, all of a million parked records would be read each second.
 WITH asked AS MATERIALIZED (
-    SELECT kafka_topic, lane_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
-    FROM {parked}
-    WHERE discarded_at IS NULL AND (
-        requested = 'retry' OR retry_at <= clock_timestamp() OR retry_at > clock_timestamp() + %(longest_delay)s * interval '1 second') {own}
-    ORDER BY number
-    LIMIT %(max_records)s
+    (
+        SELECT kafka_topic, lane_key, coalesce(cause = ANY(%(causes)s), false) AS of_the_topic
+        FROM {parked}
+        WHERE discarded_at IS NULL AND requested = 'retry' {own}
+        LIMIT %(max_records)s
+    ) UNION (
+        SELECT kafka_topic, lane_key, coalesce(cause = ANY(%(causes)s), false)
+        FROM {parked}
+        WHERE discarded_at IS NULL AND retry_at <= statement_timestamp() {own}
+        ORDER BY retry_at
+        LIMIT %(max_records)s
+    ) UNION (
+        SELECT kafka_topic, lane_key, coalesce(cause = ANY(%(causes)s), false)
+        FROM {parked}
+        WHERE discarded_at IS NULL AND retry_at > statement_timestamp() + %(longest_delay)s * interval '1 second' {own}
+        LIMIT %(max_records)s
+    )
 ), refused AS MATERIALIZED (
     SELECT kafka_topic, lane_key, min(number) AS first
     FROM {parked}
@@ -122,12 +134,16 @@ WITH asked AS MATERIALIZED (
         WHERE discarded_at IS NULL AND lane_key IS NULL ORDER BY number LIMIT %(max_records)s
     ) UNION (
         SELECT number
-        FROM {parked} AS record
-            JOIN (SELECT DISTINCT kafka_topic FROM asked WHERE of_the_topic) AS topic USING (kafka_topic)
-            LEFT JOIN refused AS lane USING (kafka_topic, lane_key)
-            LEFT JOIN refused AS keyless
-                ON keyless.kafka_topic = record.kafka_topic AND keyless.lane_key IS NULL AND record.lane_key IS NULL
-        WHERE discarded_at IS NULL AND (lane.first IS NULL OR number < lane.first) AND (keyless.first IS NULL OR number < keyless.first) {own_record}
+        FROM (SELECT DISTINCT kafka_topic FROM asked WHERE of_the_topic) AS topic CROSS JOIN LATERAL (
+            SELECT number
+            FROM {parked} AS record
+                LEFT JOIN refused AS lane USING (kafka_topic, lane_key)
+                LEFT JOIN refused AS keyless
+                    ON keyless.kafka_topic = record.kafka_topic AND keyless.lane_key IS NULL AND record.lane_key IS NULL
+            WHERE record.kafka_topic = topic.kafka_topic AND discarded_at IS NULL
+              AND (lane.first IS NULL OR number < lane.first) AND (keyless.first IS NULL OR number < keyless.first) {own_record}
+            ORDER BY number LIMIT %(max_records)s
+        ) AS first
         ORDER BY number LIMIT %(max_records)s
     ) UNION (
         SELECT number FROM {parked}
@@ -138,7 +154,8 @@ SELECT number, kafka_topic, {key}, CASE WHEN fits THEN kafka_value END, CASE WHE
        CASE WHEN fits THEN kafka_header_values END, {partition}, size, {transaction_id}, pg_current_snapshot()::text
 FROM (
     SELECT *, sum(size) OVER (ORDER BY number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
-    FROM (SELECT number FROM chosen ORDER BY number LIMIT %(max_records)s) AS first JOIN {parked} AS parked USING (number) {measured}
+    FROM (SELECT number AS place FROM chosen ORDER BY number LIMIT %(max_records)s) AS first
+        CROSS JOIN LATERAL (SELECT * FROM {parked} WHERE number = place OFFSET 0) AS parked {measured}
 ) AS due
 WHERE coalesce(bytes_before, 0) < %(max_bytes)s
 ORDER BY number
@@ -209,9 +226,10 @@ SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 -- tried with them this answers a retry that was asked for, or due: they wait for the refused ones. Their cause is
 -- cleared if it can pass, or another record stands for it: it is found again, or not. The same holds for everything
 -- behind a refused record in its lane, or in its topic where the cause is the topic's, also for records that were too
--- many to be tried with it: otherwise they would have it tried for ever. A request that `tried_in`, the snapshot in
--- which they were read, does not see is not answered: somebody may have corrected the record before asking. A copy of
--- the table may have transaction ids that no snapshot sees, so requests count as new for an hour.
+-- many to be tried with it: otherwise they would have it tried for ever. `most` of each kind are answered at a time: the
+-- rest has it tried once more, and is answered then. A request that `tried_in`, the snapshot in which they were read,
+-- does not see is not answered: somebody may have corrected the record before asking. A copy of the table may have
+-- transaction ids that no snapshot sees, so requests count as new for an hour.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), refused AS (
@@ -236,16 +254,19 @@ WITH fence AS MATERIALIZED (
         FROM {parked} JOIN (SELECT kafka_topic, lane_key, min(number) AS first FROM heads GROUP BY kafka_topic, lane_key) AS lane
             USING (kafka_topic, lane_key)
         WHERE discarded_at IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL)
+        LIMIT %(most)s
     ) UNION (
         SELECT number
         FROM {parked} JOIN (SELECT kafka_topic, min(number) AS first FROM heads WHERE lane_key IS NULL GROUP BY kafka_topic) AS keyless
             USING (kafka_topic)
         WHERE discarded_at IS NULL AND lane_key IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL)
+        LIMIT %(most)s
     ) UNION (
         SELECT number
         FROM {parked} JOIN (SELECT kafka_topic, min(number) AS first FROM heads WHERE of_the_topic GROUP BY kafka_topic) AS topic
             USING (kafka_topic)
         WHERE discarded_at IS NULL AND number > first AND (requested = 'retry' OR retry_at IS NOT NULL) {own}
+        LIMIT %(most)s
     ) EXCEPT (
         SELECT number FROM heads
     )
@@ -259,12 +280,17 @@ WITH fence AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM fence)
 
 -- discard_requested --
--- Takes records out of their lanes that operators have asked to discard. They stay in the table. Returns the lanes.
+-- Takes records out of their lanes that operators have asked to discard, at most this many. They stay in the table. Returns
+-- the lanes.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), chosen AS MATERIALIZED (
+    SELECT number FROM {parked} WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence) {own}
+    LIMIT %(most)s FOR UPDATE
 ), discarded AS (
-    UPDATE {parked} SET discarded_at = clock_timestamp(), retry_at = NULL
-    WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence) {own}
+    UPDATE {parked} AS parked SET discarded_at = clock_timestamp(), retry_at = NULL
+    FROM chosen
+    WHERE parked.number = chosen.number
     RETURNING kafka_topic, {key}
 )
 TABLE discarded

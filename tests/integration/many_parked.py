@@ -14,13 +14,14 @@ from airflow_outbox.postgres.table import OutboxTable
 NAME = OutboxName.parse("outbox")
 
 
-def of_a_topic_that_was_missing(connection: psycopg.Connection) -> tuple[ParkedTable, UUID]:
+def of_a_topic_that_was_missing(connection: psycopg.Connection, *, records: int = 50_000) -> tuple[ParkedTable, UUID]:
     """Records of many keys, which all may go on now; and the view under which they may."""
     init_outbox(connection, NAME)
     connection.execute(
         "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
         " kafka_header_values, transaction_id, incarnation)"
-        " SELECT n, now(), 't', 'k' || n % 25000, '{}', '{}', '3', 1 FROM generate_series(1, 50000) AS n"
+        " SELECT n, now(), 't', 'k' || n %% 25000, '{}', '{}', '3', 1 FROM generate_series(1, %s) AS n",
+        [records],
     )
     connection.execute("ANALYZE outbox_parked")
     table, view = OutboxTable(connection, NAME), uuid4()

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from itertools import pairwise
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -17,6 +18,7 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.values.refusals import Cause, Refusal
 
 from .many_parked import due, of_a_topic_half_of_whose_keys_wait, of_a_topic_that_was_missing, released
 
@@ -130,6 +132,41 @@ def test_many_keys_that_go_on_at_once_are_found(database: str) -> None:
         ids = released(connection, *of_a_topic_that_was_missing(connection))
     assert ids == sorted(ids)
     assert len(ids) == 20_000
+
+
+@pytest.mark.parametrize("how", ["requested = 'retry'", "retry_at = now()", "retry_at = now() + interval '1 day'"])
+def test_what_is_due_is_found_without_a_look_at_all_that_waits(database: str, how: LiteralString) -> None:
+    """The leader looks each second."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        records, _ = of_a_topic_that_was_missing(connection)
+        connection.execute(f"UPDATE outbox_parked SET {how} WHERE number % 10000 = 0")
+        fetched = "SELECT pg_stat_get_xact_blocks_fetched('outbox_parked'::regclass)"
+        with connection.transaction():
+            [(before,)] = connection.execute(fetched).fetchall()
+            rows, _ = records.due(max_records=1000, max_bytes=10**9, of_all_lanes=False)
+            [(after,)] = connection.execute(fetched).fetchall()
+        assert {row[0] for row in rows} > {10_000, 20_000, 30_000, 40_000, 50_000}
+        assert after - before < 200
+
+
+def test_few_records_are_changed_at_a_time_however_many_somebody_asks_for(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is purged waits for such a statement, and a longer one would be given up and begun again for ever."""
+    monkeypatch.setattr("airflow_outbox.postgres.parked._MOST_CHANGED", 20)
+    with psycopg.connect(database, autocommit=True) as connection:
+        records, view = of_a_topic_that_was_missing(connection, records=50)
+        connection.execute("UPDATE outbox_parked SET requested = 'retry'")
+        asked = "SELECT count(*) FROM outbox_parked WHERE requested IS NOT NULL"
+        left = [50]
+        while tried := records.due(max_records=1, max_bytes=10**9, of_all_lanes=False)[0]:
+            missing = Refusal(Cause.UNKNOWN_TOPIC, "there is no such topic")
+            records.note_refusals(view, {tried[0][0]: missing}, others=[])
+            left += connection.execute(asked).fetchone() or ()
+        assert max(before - after for before, after in pairwise(left)) < 25
+        assert left[-1] == 0
+        connection.execute("UPDATE outbox_parked SET requested = 'discard', requested_at = now()")
+        assert [len(records.discard_requested(view)) for _ in range(4)] == [20, 20, 10, 0]
 
 
 def test_a_topic_goes_on_past_many_keys_that_wait_until_somebody_asks(database: str) -> None:
