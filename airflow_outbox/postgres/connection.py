@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -65,6 +66,8 @@ class OutboxConnection(psycopg.Connection[Any]):
         super().__init__(*args, **kwargs)
         # A duplicate: libpq may close its own at any time, and another file may get that number.
         self._line = socket.socket(fileno=os.dup(self.fileno()))
+        # Nobody closes a connection that the server has ended: a `with` block takes that for closed.
+        weakref.finalize(self, self._line.close)
 
     def wait(self, gen: PQGen[Result], *args: Any, **kwargs: Any) -> Result:
         told = gen if self.on_waiting is None else _telling(gen, self.on_waiting)

@@ -1,8 +1,13 @@
-"""A Postgres that refuses a login is told from one that can't be reached: only the latter is waited for."""
+"""A Postgres that refuses a login is told from one that can't be reached: only the latter is waited for. And sessions
+that the server ends leave nothing behind.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
+import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -11,7 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_outbox.errors import LoginRefusedError, PostgresUnreachableError
-from airflow_outbox.postgres.connection import connect
+from airflow_outbox.postgres.connection import OutboxConnection, connect
 from airflow_outbox.spark import retrying
 
 
@@ -67,3 +72,16 @@ def test_what_may_pass_is_waited_for(
         retrying.patiently(lambda: connect(data_source, purpose="test"))
     assert not isinstance(failure.value, LoginRefusedError)
     assert [message.endswith("; trying again") for message in caplog.messages] == [True] * 3
+
+
+def test_a_session_that_the_server_ends_leaves_no_socket_open(database: str) -> None:
+    def ended() -> socket.socket:
+        with connect(database, purpose="test") as connection:
+            assert isinstance(connection, OutboxConnection)
+            with contextlib.suppress(psycopg.OperationalError):
+                connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            return connection._line
+
+    line = ended()
+    gc.collect()
+    assert line.fileno() == -1
