@@ -37,8 +37,8 @@ class CountedProducer(Producer):
         super().produce(*args, on_delivery=reported, **kwargs)
 
     def begin_transaction(self) -> None:
+        super().begin_transaction()  # refused while one is open: so a slow one is asked whether it has failed
         counts["begun"] += 1
-        super().begin_transaction()
 
     def flush(self, *args: Any) -> int:
         left = int(super().flush(*args))

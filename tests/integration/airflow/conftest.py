@@ -272,15 +272,17 @@ def files_with(airflow: AirflowStandalone, text: str) -> list[Path]:
 
 
 def wait_until_deferred(airflow: AirflowStandalone, dag_id: str, run_id: str, task_id: str) -> None:
-    """Wait until a task is deferred and its worker has ended: when the trigger fires before, Airflow may fail it."""
+    """Wait until a task is deferred and the scheduler knows that its worker has ended: when the trigger fires before,
+    Airflow may fail it.
+    """
     airflow.api.wait_for_task(dag_id, run_id, task_id, "deferred", timeout=PATIENCE)
     workload = str(airflow.api.task(dag_id, run_id, task_id)["id"])
 
-    def has_ended() -> bool:
+    def is_known() -> bool:
         lines = airflow.log.read_text(errors="replace").splitlines()
-        return any("Workload finished" in line and workload in line for line in lines)
+        return any("TaskInstance Finished" in line and workload in line for line in lines)
 
-    wait_until(has_ended, doing="the end of the worker")
+    wait_until(is_known, doing="the end of the worker")
 
 
 def wait_for_log(airflow: AirflowStandalone, dag_id: str, run_id: str, task_id: str, text: str) -> str:
