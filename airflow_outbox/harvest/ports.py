@@ -159,12 +159,15 @@ class Table(ClusterTable, Protocol):
         """Note, by number, that parked records were refused again, and when to try again.
 
         The `others`, which were tried with them, now wait for them: they are no longer due, and a cause of theirs that
-        can pass is forgotten. All records behind a refused one in its lane, or in a refused topic, wait too. A retry
-        for which somebody has asked since `parked_due` read them is still to come. Raises FencedError.
+        can pass is forgotten. All records behind a refused one in its lane, or in a refused topic, wait too; of very
+        many, the rest has it tried once more. A retry for which somebody has asked since `parked_due` read them is
+        still to come. Raises FencedError.
         """
 
     async def discard_requested(self, view: UUID) -> Sequence[Lane]:
-        """Discard records as operators have asked. Return their lanes, one for each. Raises FencedError."""
+        """Discard records as operators have asked, some of them where these are very many. Return their lanes, one for
+        each; none: nothing is left. Raises FencedError.
+        """
 
     async def release(self, view: UUID, *, max_records: int) -> bool:
         """Make due the first record of each lane that nothing holds any more: it has no cause of its own, and no record

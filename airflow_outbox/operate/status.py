@@ -21,7 +21,7 @@ from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.postgres.trail import noted
 from airflow_outbox.postgres.verdict_facts import read_facts
-from airflow_outbox.values.judging import fault_of, judge, standing_fault
+from airflow_outbox.values.judging import fault_of, judge, present_error
 from airflow_outbox.values.layout import Layout
 from airflow_outbox.values.membership import Part
 from airflow_outbox.values.positions import PositionsReport, newest
@@ -203,11 +203,13 @@ def judged(shards: Sequence[ShardStatus], facts: Facts, thresholds: Thresholds =
 
 
 def _judged(shard: ShardStatus, facts: Facts, thresholds: Thresholds) -> ShardStatus:
-    fault = standing_fault(facts, thresholds)
+    fault, leads = present_error(facts, thresholds), facts.leads(thresholds)
     return replace(
         shard,
-        last_error=fault.error if fault else shard.last_error,
-        last_error_at=fault.since if fault else shard.last_error_at,
+        in_flight=shard.in_flight if leads else 0,
+        rate=shard.rate if leads else 0.0,
+        last_error=fault.error if fault else None,
+        last_error_at=fault.since if fault else None,
         verdict=judge(facts, thresholds),
         backlog=facts.backlog,
         refused=sum(found.records for cause, found in facts.parked.items() if cause != UNDELETED),

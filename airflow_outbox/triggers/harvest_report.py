@@ -161,9 +161,13 @@ class HarvestReport:
         return news
 
     def progress_due(self, now: float) -> dict[str, Any] | None:
-        """The progress to show as XCom, when it has changed and ten seconds have passed."""
+        """The progress to show as XCom: when the verdict is another, at once; else when it has changed and ten seconds
+        have passed.
+        """
         shown_at, shown = self._shown
-        if self.progress == shown or not _passed(shown_at, PROGRESS_INTERVAL, now):
+        if self.progress == shown:
+            return None
+        if _state(self.progress) == _state(shown) and not _passed(shown_at, PROGRESS_INTERVAL, now):
             return None
         self._shown = (now, self.progress)
         return self.progress
@@ -263,6 +267,12 @@ def _seen(event: Event) -> dict[str, Any]:
     parked = {cause: count for cause, count in (values.get(PARKED.key) or {}).items() if count}
     waits = {metric.key: values.get(metric.key) for metric in (BACKLOG, BACKLOG_IS_EXACT, OLDEST_AGE, LATENCY)}
     return {"verdict": event.get("verdict"), **waits, "parked": parked}
+
+
+def _state(progress: Mapping[str, Any] | None) -> str | None:
+    """The state of the verdict that the XCom shows."""
+    verdict: Mapping[str, Any] = (progress or {}).get("verdict") or {}
+    return verdict.get("state")
 
 
 def _waiting(progress: Mapping[str, Any]) -> str:

@@ -63,6 +63,28 @@ def standing_fault(facts: Facts, thresholds: Thresholds) -> Fault | None:
     return min(found, key=lambda fault: fault.since, default=None)
 
 
+def present_error(facts: Facts, thresholds: Thresholds) -> Fault | None:
+    """Return the error that operators see as the last one: one that keeps records from being published now; else a
+    quota of Kafka's that holds the leader back, or why a topic's records are parked. It is gone when that is over.
+    """
+    if (fault := standing_fault(facts, thresholds)) is not None:
+        return fault
+    if not facts.leads(thresholds):
+        return None
+    quotas = [Fault(f"{each.member}: {each.error}", each.since) for each in _quotas(facts)]
+    topics = [
+        Fault(found.reason, found.since)
+        for cause, found in facts.parked.items()
+        if cause != UNDELETED and Cause(cause).is_of_the_topic
+    ]
+    return min((*quotas, *topics), key=lambda fault: fault.since, default=None)
+
+
+def _quotas(facts: Facts) -> list[Trouble]:
+    """The quotas that hold the leader back."""
+    return [each for each in _fresh(facts) if each.kind is TroubleKind.QUOTA and each.member == facts.member]
+
+
 def _is_about_owed(facts: Facts) -> bool:
     """Whether the leader's last error is about a cluster that has ceased to count."""
     owed = tuple(f"cluster {cluster.name}: " for cluster in facts.clusters if cluster.part == "owed")
@@ -234,12 +256,9 @@ def _led(facts: Facts, thresholds: Thresholds) -> Verdict:
     age = facts.backlog.oldest_age if facts.backlog is not None else None
     waits = f"{facts.backlog} records wait, the oldest for {in_words(age)}" if age is not None else ""
     since = facts.now - timedelta(seconds=age) if age is not None else None
-    quota = next(
-        (each for each in _fresh(facts) if each.kind is TroubleKind.QUOTA and each.member == facts.member), None
-    )
-    if quota is not None and waits:
-        cause, remedy = divided(quota.error)
-        return Verdict(State.LAGGING, f"{cause}; {waits}", quota.since, remedy)
+    if waits and (quotas := _quotas(facts)):
+        cause, remedy = divided(quotas[0].error)
+        return Verdict(State.LAGGING, f"{cause}; {waits}", quotas[0].since, remedy)
     if age is not None and (idle_since := _idle_since(facts, age, thresholds)) is not None:
         idle = in_words(facts.seconds_since(idle_since))
         handover = "handover" if facts.shard is None else f"handover --shard {facts.shard}"

@@ -189,6 +189,20 @@ def test_the_xcom_shows_progress_every_ten_seconds_and_only_what_has_changed() -
     assert report.progress_due(60.0) is None
 
 
+def test_the_xcom_shows_another_verdict_at_once() -> None:
+    report = HarvestReport()
+    shown = []
+    for second in range(12):
+        event = measured(waits=0, age=0.0)
+        if second in (3, 4, 5):
+            event["verdict"] = {"state": "stalled", "cause": f"for {second} s"}
+        list(report.take(event, second))
+        list(report.take(progress(second), second))
+        if (due := report.progress_due(second)) is not None:
+            shown.append((second, due["verdict"]["state"]))
+    assert shown == [(0, "healthy"), (3, "stalled"), (6, "healthy")]
+
+
 def measured(*, waits: int, age: float, **metrics: Any) -> dict[str, Any]:
     metrics = {"backlog": waits, "backlog_is_exact": 1, "oldest_age": age, "leader_silence": 0.3, **metrics}
     return {"event": "measured", "metrics": metrics, "verdict": {"state": "healthy", "cause": "a:1 leads"}}

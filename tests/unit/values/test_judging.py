@@ -23,7 +23,16 @@ from unit.values.example_facts import (
     trouble,
 )
 
-from airflow_outbox.values.judging import cluster_faults, divided, fault_of, judge, standing_fault, unknown
+from airflow_outbox.values.judging import (
+    Fault,
+    cluster_faults,
+    divided,
+    fault_of,
+    judge,
+    present_error,
+    standing_fault,
+    unknown,
+)
 from airflow_outbox.values.refusals import Cause
 from airflow_outbox.values.verdict import Backlog, Facts, ParkedRefusals, State, TroubleKind
 
@@ -257,6 +266,26 @@ def test_a_cluster_is_not_all_right_while_all_waits_for_it() -> None:
     assert (fault.error[:22], fault.since) == ("can't reach Kafka at w", ago(5))
     assert fault_of("primary", held) is None
     assert fault_of("west", replace(held, published_at=ago(1))) is None
+
+
+QUOTA = trouble("a:1", kind=TroubleKind.QUOTA)
+ERRORS = {
+    "nothing is wrong": (LED, None),
+    "a quota": (replace(LED, troubles=(QUOTA,)), Fault(f"a:1: {UNREACHED}", ago(5))),
+    "another member's quota": (replace(LED, troubles=(replace(QUOTA, member="b:2"),)), None),
+    "a topic's": (replace(LED, parked=PARKED), Fault("topic x does not exist", ago(9))),
+    "a record's": (replace(LED, parked={Cause.HEADERS: ParkedRefusals(1, ago(9), "no header")}), None),
+    "what keeps all from being published, first": (
+        replace(LED, parked=PARKED, troubles=(trouble("a:1"),)),
+        Fault(f"a:1: {UNREACHED}", ago(5)),
+    ),
+    "a quota of one that leads no more": (replace(LED, heard_at=ago(60), troubles=(QUOTA,)), None),
+}
+
+
+@pytest.mark.parametrize(("facts", "error"), ERRORS.values(), ids=ERRORS)
+def test_the_error_that_operators_see_is_one_that_stands(facts: Facts, error: Fault | None) -> None:
+    assert present_error(replace(facts, published_at=ago(9.5)), BOUNDS) == error
 
 
 @given(facts)
