@@ -8,14 +8,19 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from support.harvesting import COMMAND, PATIENCE, Outbox, Process, wait_until
+from click.testing import CliRunner
+from support.harvesting import COMMAND, PATIENCE, SHORT_SESSION, Outbox, Process, wait_until
 from support.leading import Leader
-from support.logins import rotated_login
+from support.logins import PLACES, rotated_login
+from support.served import Served
 
+from airflow_outbox.cli import main
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.many.names import make_list_topics
+from airflow_outbox.operate.verdict import read_verdict
 from airflow_outbox.tickets.listener import listener
 from airflow_outbox.tickets.published import TicketState
+from airflow_outbox.values.verdict import State, Verdict
 
 from .listening import attended, wait
 
@@ -51,6 +56,58 @@ def test_the_file_is_read_again(outbox: Outbox, tmp_path: Path, kind: str) -> No
         finally:
             process.end()
     assert sorted(value for values in outbox.by_key().values() for value in values) == list(range(20))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_verdict(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Whoever has the old password is told that it is refused; whoever has the new one, that nobody leads."""
+    file, secrets = tmp_path / "outbox.yaml", tmp_path / "secrets"
+    monkeypatch.setenv("PGSERVICEFILE", str(secrets))
+    settings = outbox.settings | {"limits": SHORT_SESSION}
+
+    def look() -> Verdict:
+        return read_verdict(HarvestConfig.validated(settings, source="test"))
+
+    def status() -> str:
+        """By the file, as the harvester has it."""
+        result = CliRunner().invoke(main, ["status", "-f", str(file)])
+        assert result.exit_code == (1 if "UNKNOWN" in result.stdout else 0), result.output
+        return result.stdout
+
+    with rotated_login(outbox.database) as login:
+
+        def write() -> None:
+            data_source = login.write(place, secrets)
+            file.write_text(yaml.safe_dump(settings | {"data_source": data_source}))
+
+        write()
+        process = Process([*COMMAND, "harvest", "-f", str(file), "--metrics-port", "0"])
+        try:
+            outbox.stash(10)
+            wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
+            wait_until(Served(process).is_healthy, doing=lambda: str(Served(process).health()))
+            assert status().startswith("HEALTHY")
+            login.rotate()
+            refused = "Postgres refuses the login: "
+            shown = status()
+            assert shown.startswith(f"UNKNOWN: {refused}")
+            assert "to do: Check the data source's user, password and database" in shown
+            wait_until(lambda: refused in Served(process).health()[1]["cause"], doing=lambda: str(process.events))
+            code, told = Served(process).health()
+            assert (code, told["state"]) == (503, "unknown")
+            assert told["remedy"] == "Check the data source's user, password and database"
+            process.wait_for("verdict", state="unknown")
+            outbox.stash(10, start=10)
+            wait_until(lambda: look().state is State.NO_LEADER, doing=lambda: str(look()))
+            assert f":{process.popen.pid} was last heard from" in look().cause
+            assert look().remedy == "Look at that process, or start another harvester"
+            write()
+            wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
+            wait_until(lambda: look().state is State.HEALTHY, doing=lambda: str(look()))
+            assert status().startswith("HEALTHY")
+            wait_until(Served(process).is_healthy, doing=lambda: str(process.events))
+        finally:
+            process.end()
 
 
 @pytest.mark.long
