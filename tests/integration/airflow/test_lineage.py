@@ -37,6 +37,7 @@ def run(home: Path, outbox: Outbox) -> list[dict[str, Any]]:
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps({"type": "file", "log_file_path": str(told), "append": True}),
         "OUTBOX_TESTS_TOPIC": outbox.topic,
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
     }
     others = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
     airflow = str(Path(sys.executable).with_name("airflow"))
@@ -77,9 +78,10 @@ def test_tables_come_in_and_topics_go_out(outbox: Outbox, tmp_path: Path) -> Non
     assert datasets(events, "published", "COMPLETE", "outputs") == [set()]
     assert datasets(events, "second", "START", "outputs") == [{topic}, {topic}]  # it is deferred, and goes on
 
-    for state in ("START", "FAIL"):
-        assert datasets(events, "fails", state, "inputs") == [{("file", "/data/flights.csv")}]
-        assert datasets(events, "fails", state, "outputs") == [{stored}]
+    for task, states in {"submits": ("START", "COMPLETE"), "fails": ("START", "FAIL")}.items():
+        for state in states:
+            assert datasets(events, task, state, "inputs") == [{("file", "/data/flights.csv")}]
+            assert datasets(events, task, state, "outputs") == [{stored}]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from airflow.sdk import DAG, Asset
 
@@ -21,9 +22,13 @@ with DAG("tasks") as dag:
     )
     first = OutboxHarvestSensor(task_id="first", until="drained")
     published = OutboxPublishedSensor(task_id="published", ticket=stashed.output)
-    stashed >> first >> published >> OutboxHarvestSensor(task_id="second", until="drained")
+    second = OutboxHarvestSensor(task_id="second", until="drained")
+    stashed >> first >> published >> second
 
-    OutboxSparkSubmitOperator(task_id="fails", application="no-such-job.py", inlets=[Asset("file:///data/flights.csv")])
+    flights = [Asset("file:///data/flights.csv")]
+    job = str(Path(__file__).with_name("job.py"))
+    second >> OutboxSparkSubmitOperator(task_id="submits", application=job, inlets=flights)
+    OutboxSparkSubmitOperator(task_id="fails", application="no-such-job.py", inlets=flights)
 
 if __name__ == "__main__":
     dag.test()
