@@ -35,6 +35,7 @@ BEYOND = {
     "test_records_that_the_broker_finds_too_large_cost_others_no_more_than_a_few_terms[atomic]": "as [single]",
     "tests/hostile/test_refused_by_the_broker.py::"
     "test_records_without_a_key_for_compacted_topics_are_found_together[atomic]": "as [single]",
+    "tests/integration/airflow/test_faults.py": "a second cluster; tests/faults/test_verdict.py has the faults",
     "tests/integration/airflow/test_lineage.py": "it says to others what test_standalone.py does",
     "tests/integration/airflow/test_positions.py": "a second cluster; tests/unit/sensors/ has the sensor",
     "tests/integration/airflow/test_server.py": "of the tests' own Airflow, which all others start",

@@ -42,6 +42,12 @@ SELECT dag_id, run_id, task_id FROM task_instance JOIN dag_run USING (dag_id, ru
 WHERE dag_run.state IN ('queued', 'running') AND (task_instance.state IS NULL OR task_instance.state <> ALL (%s))
 """
 """Tasks in Airflow's metadata that have not ended, and whose runs have not."""
+DROPS = """
+SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
+WHERE relkind IN ('r', 'p') AND relname ~ '^{0}(_|$)'
+UNION ALL
+SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', oid::regprocedure) FROM pg_proc WHERE proname ~ '^{0}_'
+"""
 
 
 @pytest.fixture
@@ -86,6 +92,12 @@ def outboxes(postgres: EmbeddedPostgres, kafka: EmbeddedKafka) -> Iterator[dict[
     postgres.drop_database(name)
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         connection.execute(f"DROP ROLE {ROLE}".encode())
+
+
+def drop(outbox: Outbox) -> None:
+    """Leave nothing of it in the database."""
+    for (statement,) in outbox.query(DROPS.format(outbox.name)):
+        outbox.query(statement)
 
 
 @pytest.fixture(scope="package")

@@ -19,15 +19,9 @@ from airflow_outbox.positions.process import replicator_of
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import grant_statements
 
-from .conftest import ROLE, processes_of
+from .conftest import ROLE, drop, processes_of
 
 DAG, TASK = "move", "wait"
-DROPS = """
-SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
-WHERE relkind IN ('r', 'p') AND relname ~ '^moving(_|$)'
-UNION ALL
-SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', oid::regprocedure) FROM pg_proc WHERE proname ~ '^moving_'
-"""
 
 
 @pytest.fixture
@@ -58,12 +52,6 @@ def moving(
     finally:
         member.end()
         drop(outbox)
-
-
-def drop(outbox: Outbox) -> None:
-    """Leave nothing of it in the database."""
-    for (statement,) in outbox.query(DROPS):
-        outbox.query(statement)
 
 
 def commit_the_end(outbox: Outbox, group: str) -> None:

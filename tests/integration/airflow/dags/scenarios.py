@@ -20,6 +20,9 @@ with DAG("drain"):
 with DAG("forever"):
     OutboxHarvestSensor(task_id="harvest", outbox="forever", until="forever")
 
+with DAG("faults"):
+    OutboxHarvestSensor(task_id="harvest", outbox="faulty", kafka_conn_id="kafka_backup")
+
 with DAG("misconfigured"):
     OutboxHarvestSensor(task_id="harvest", outbox="missing")
 
