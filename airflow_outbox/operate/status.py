@@ -207,7 +207,7 @@ def _judged(shard: ShardStatus, facts: Facts, thresholds: Thresholds) -> ShardSt
     return replace(
         shard,
         in_flight=shard.in_flight if leads else 0,
-        rate=shard.rate if leads else 0.0,
+        rate=facts.rate_now(thresholds),
         last_error=fault.error if fault else None,
         last_error_at=fault.since if fault else None,
         verdict=judge(facts, thresholds),

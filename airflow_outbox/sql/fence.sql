@@ -21,11 +21,11 @@ SELECT (pg_control_system()).system_identifier, ('x' || left(pg_walfile_name(pg_
 
 -- take_over --
 -- Writes a new view and its backends into the fence row. It waits for a statement of the old view that holds the row.
--- No shard without slots is led; and, while another number of shards is asked for or a cluster is about to count, none but
--- the first. (Where no cluster is asked for, `attach_closing` was left behind by a version that closed for a refused one.)
--- The first one's leader, who sees to that, takes over all (`reshards`). `after`, unless empty, holds the only views that may be followed. `outbox_id`, unless null, is the outbox that the
--- harvester was started for. An incarnation's first leader records the history, unless that would have to wait for
--- somebody who holds the outbox's row: then `begin` does.
+-- No shard without slots is led. While another number of shards is asked for, or a cluster is about to count, only the
+-- first is: its leader, who sees to that, takes over all (`reshards`). Where no cluster is asked for, `attach_closing` was
+-- left behind by a version that closed for a refused one. `after`, unless empty, holds the only views that may be followed.
+-- `outbox_id`, unless null, is the outbox that the harvester was started for. An incarnation's first leader records the
+-- history, unless that would have to wait for somebody who holds the outbox's row: then `begin` does.
 WITH taken AS (
     UPDATE {shard}
     SET view = %(view)s, slots_view = %(view)s, backends = %(backends)s, member = %(member)s, took_over_at = clock_timestamp(),

@@ -158,14 +158,19 @@ class OutboxHarvestTrigger(BaseEventTrigger):
         return {"status": "ended", "reason": reason, "published": self._published, "topics": dict(topics)}
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Pass an event on to `alert_callback`; a verdict that several processes report only once."""
+        """Pass an event on to `alert_callback`; a verdict only if it is another."""
         if event["event"] == "verdict":
             news = event.get("state"), event.get("remedy")
-            if news == self._verdict and len(self._processes) > 1:
+            if news == self._verdict:
                 return
             self._verdict = news
         one = {"outbox": self.outbox} if isinstance(self.outbox, str) else {}  # of many, the event says which
         self._alerts.tell({**event, **one})
+
+    def lose_sight(self, verdict: Mapping[str, Any]) -> None:
+        """Tell that nobody here sees how the outbox is doing, unless another process does. Many have no verdict."""
+        if isinstance(self.outbox, str) and not any(process.report.sees for process in self._processes):
+            self.tell(verdict)
 
     def show_progress(self, now: float) -> None:
         """Show the progress as the task's XCom, in the background: a slow API server must not delay the events."""
@@ -205,6 +210,7 @@ class _Audience:
         self._trigger = trigger
         self._prefix = prefix
         self.tell = trigger.tell
+        self.lose_sight = trigger.lose_sight
         self.show_progress = trigger.show_progress
 
     def log_line(self, line: LogLine) -> None:

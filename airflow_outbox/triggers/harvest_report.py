@@ -56,6 +56,15 @@ class LogLimit:
         self.left -= 1
         return True
 
+    def limited(self, line: LogLine, now: float) -> Iterator[LogLine]:
+        """Yield the line if it passes, after one that says how many have not."""
+        if not self.passes(now):
+            return
+        if self.held_back:
+            yield LogLine(logging.WARNING, f"({self.held_back} more lines like these were left out)")
+            self.held_back = 0
+        yield line
+
 
 @dataclass(slots=True)
 class OnceEach:
@@ -93,8 +102,10 @@ class HarvestReport:
     """The newest progress, as the XCom shows it."""
     _published_before: int = 0
     _seen: dict[str, Any] = field(default_factory=dict)  # the newest verdict, and what it is made of
+    _verdict: tuple[object, object] | None = None  # the last that was logged
     _output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_OUTPUT))
     _limit: LogLimit = field(default_factory=LogLimit)
+    _verdict_limit: LogLimit = field(default_factory=LogLimit)  # a storm of others must not hold a verdict back
     _errors: OnceEach = field(default_factory=OnceEach)
     _topics: Counter[str] = field(default_factory=Counter)
     _parking: dict[str, Any] = field(default_factory=dict)  # news of parking for asset events
@@ -102,6 +113,11 @@ class HarvestReport:
     _shown: tuple[float | None, dict[str, Any] | None] = (None, None)
     _asset_event_at: float | None = None
     _positions: object = None  # what was told of them last
+
+    @property
+    def sees(self) -> bool:
+        """Whether a process tells how the outbox is doing."""
+        return "standing" in (self.progress or {})
 
     def begin_process(self) -> None:
         """Begin a new process: its counts begin at zero."""
@@ -130,8 +146,13 @@ class HarvestReport:
             self.last_error = str(event.get("error"))
             if not self._errors.passes(f"{event.get('outbox')} {event.get('shard')} {self.last_error}", now):
                 return
-        elif kind == "verdict" and event.get("state") == State.HEALTHY:
-            self._errors.forget()
+        elif kind == "verdict":
+            news = event.get("state"), event.get("remedy")
+            if news == self._verdict:
+                return
+            self._verdict = news
+            if event.get("state") == State.HEALTHY:
+                self._errors.forget()
         elif kind == "ended":
             self.end_reason = str(event.get("reason"))
             self._count(event)
@@ -144,7 +165,8 @@ class HarvestReport:
             self._output.append(str(event.get("line")))
         elif kind in ("parked", "retried", "discarded"):
             self._parking[kind] = _added(self._parking.get(kind, {}), event)
-        yield from self._limited(_described(event), now)
+        limit = self._verdict_limit if kind == "verdict" else self._limit
+        yield from limit.limited(_described(event), now)
 
     def news_due(self, now: float, *, final: bool = False) -> dict[str, Any]:
         """The news since this last returned some; at most once a second, unless it is `final`. `topics` has the records
@@ -184,11 +206,13 @@ class HarvestReport:
             words.append("its last output:\n" + "\n".join(self._output))
         return "; ".join(words)
 
-    def lose_sight(self, problem: str) -> None:
-        """The process has ended, and nobody here sees how the outbox is doing."""
+    def lose_sight(self, problem: str) -> dict[str, Any]:
+        """The process has ended or is silent: nobody here sees how the outbox is doing. Return that as an event."""
         verdict = unknown(problem)
-        self._seen = {"verdict": {"state": verdict.state.value, "cause": verdict.cause, "remedy": verdict.remedy}}
-        self.progress = {"published": self.published, **self._seen}
+        told = {"state": verdict.state.value, "cause": verdict.cause, "since": None, "remedy": verdict.remedy}
+        self._seen, self._verdict = {}, None
+        self.progress = {"published": self.published, "verdict": told}
+        return {"event": "verdict", **told, "notes": []}
 
     def _take_progress(self, event: Event) -> None:
         self._count(event)
@@ -212,21 +236,13 @@ class HarvestReport:
         now_doing = f"{rate:.0f}/s now, {progress.get('in_flight')} in flight; {progress.get('standing')}"
         yield LogLine(logging.INFO, f"{self.published} records published, {now_doing}{_waiting(progress)}")
 
-    def _limited(self, line: LogLine, now: float) -> Iterator[LogLine]:
-        if not self._limit.passes(now):
-            return
-        if self._limit.held_back:
-            yield LogLine(logging.WARNING, f"({self._limit.held_back} more lines like these were left out)")
-            self._limit.held_back = 0
-        yield line
-
 
 def combined(reports: Sequence[HarvestReport]) -> dict[str, Any] | None:
     """Return the progress of several processes of one harvest as one: counts are added."""
     known = [report.progress for report in reports if report.progress is not None]
     if len(known) < 2:
         return known[0] if known else None
-    seeing = [progress for progress in known if "standing" in progress] or known  # the others have ended
+    seeing = [report.progress for report in reports if report.progress and report.sees] or known
     leading = next((progress for progress in seeing if progress.get("standing") == "leading"), seeing[0])
     sums = {name: sum(progress[name] or 0 for progress in seeing if name in progress) for name in ("in_flight", "rate")}
     return {**leading, **sums, "published": sum(progress["published"] for progress in known)}

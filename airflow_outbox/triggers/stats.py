@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from airflow_outbox.values.metrics import PUBLISHED, RESTARTS, MetricKind, flattened
+from airflow_outbox.values.metrics import PUBLISHED, RESTARTS, VERDICT, MetricKind, flattened
+from airflow_outbox.values.verdict import State
 from airflow_outbox.version_compat import metrics
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
@@ -25,6 +26,12 @@ class StatsRelay:
         self._complain = complain
         self._has_complained = False
         self._counted: Counter[str] = Counter()
+        self._has_told_verdict = False
+
+    def lose_sight(self) -> None:
+        """Nobody here sees how the outbox is doing: that is its verdict, if one was sent before."""
+        if self._has_told_verdict:
+            self._measured({VERDICT.key: {state.value: int(state is State.UNKNOWN) for state in State}})
 
     def restarts(self) -> None:
         """Another process begins."""
@@ -40,6 +47,7 @@ class StatsRelay:
             self._measured(event.get("metrics") or {})
 
     def _measured(self, values: Mapping[str, Any]) -> None:
+        self._has_told_verdict |= VERDICT.key in values
         for sample in flattened(values):
             name = sample.metric.stats_name
             if sample.metric.kind is not MetricKind.COUNTER:

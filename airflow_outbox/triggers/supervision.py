@@ -23,6 +23,8 @@ FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
 LONGEST_UNREACHED = 10.0
 """Seconds until the next process, after one that could not reach a server: that passes, or its login is corrected."""
+LONGEST_SILENCE = 10
+"""Seconds: a process tells its progress every second. One that has told nothing for longer is not believed any more."""
 
 Configure = Callable[[], tuple[dict[str, Any], Callable[[], Token] | None]]
 
@@ -36,6 +38,9 @@ class Audience(Protocol):
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """An event has come."""
+
+    def lose_sight(self, verdict: Mapping[str, Any]) -> None:
+        """The process sees nothing any more: this is the event of a verdict that says so."""
 
     def show_progress(self, now: float) -> None:
         """The process's progress may have changed."""
@@ -66,6 +71,8 @@ class SupervisedProcess:
         self._unreached = asyncio.Event()
         self._could_not_reach = False
         self._is_renewed = False
+        self._silent_for = 0
+        self._has_lost_sight = False
 
     async def run(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the news of what was published, until the harvest has ended gracefully. While it can't reach a server,
@@ -105,8 +112,7 @@ class SupervisedProcess:
             if problem != self.report.last_error:  # which is in the log already
                 self._audience.warn(problem)
             self._audience.warn(f"the harvesting process restarts in {delay:.0f} s")
-            self.report.lose_sight(problem)
-            self._audience.show_progress(time.monotonic())
+            self._lose_sight(problem)
             self._stats.restarts()
             await self._wait(delay)
             delay = min(2 * delay, LONGEST_DELAY)
@@ -115,6 +121,35 @@ class SupervisedProcess:
         """End the process, within a second. Nothing happens when there is none."""
         if self._child is not None:
             await self._child.end()
+
+    def _lose_sight(self, problem: str) -> dict[str, Any]:
+        """Show that nobody here sees how the outbox is doing, and return it as an event."""
+        self._has_lost_sight = True
+        verdict = self.report.lose_sight(problem)
+        self._audience.lose_sight(verdict)
+        self._audience.show_progress(time.monotonic())
+        self._stats.lose_sight()
+        return verdict
+
+    def _log(self, event: Mapping[str, Any]) -> None:
+        for line in self.report.take(event, time.monotonic()):
+            self._audience.log_line(line)
+
+    async def _mind_silence(self, child: HarvestChild) -> None:
+        """Say so when the process has told nothing for too long: it is frozen, and what it told last may be wrong.
+
+        Seconds are counted one by one: they stand still while the triggerer is frozen itself.
+        """
+        while True:
+            await asyncio.sleep(1)
+            self._silent_for += 1
+            if not self.report.started or self._silent_for < LONGEST_SILENCE:
+                continue
+            if self._silent_for == LONGEST_SILENCE:
+                problem = f"the harvesting process {child.pid} has told nothing for {LONGEST_SILENCE} s. "
+                problem += "See whether it is stopped, or its machine is out of memory or processor time"
+                self._log(self._lose_sight(problem))
+            self._audience.show_progress(time.monotonic())  # again, if that was not possible before
 
     async def _wait(self, delay: float) -> None:
         """Wait, but no longer than until the connections have changed."""
@@ -148,14 +183,15 @@ class SupervisedProcess:
         self._child = child = await HarvestChild.start(
             config, until=self._until, relays_tokens=token_source is not None, command=self._command
         )
-        beside = [asyncio.create_task(self._end_when_changed(child))]
+        self._silent_for = 0
+        beside = [asyncio.create_task(self._end_when_changed(child)), asyncio.create_task(self._mind_silence(child))]
         if token_source is not None:
             beside.append(asyncio.create_task(relay_tokens(token_source, child)))
         try:
             async for event in child.events():
                 now = time.monotonic()
-                for line in self.report.take(event, now):
-                    self._audience.log_line(line)
+                self._silent_for = 0
+                self._log(event)
                 self._stats.take(event)
                 if event["event"] == "unreached":
                     self._could_not_reach = True
@@ -163,6 +199,11 @@ class SupervisedProcess:
                 if event["event"] == "progress":
                     self._audience.show_progress(now)
                 self._audience.tell(event)
+                if event["event"] == "measured" and self._has_lost_sight:  # to the process its verdict may be no news
+                    self._has_lost_sight = False
+                    verdict = {"event": "verdict", **event["verdict"]}
+                    self._log(verdict)
+                    self._audience.tell(verdict)
                 if news := self.report.news_due(now):
                     yield news
         finally:

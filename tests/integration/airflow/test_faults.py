@@ -89,6 +89,7 @@ def test_a_trigger_shows_what_is_wrong_and_that_it_is_over(
     try:
         wait_until(lambda: look().state is State.NO_LEADER, doing=lambda: str(look()))  # it can't say so itself
         assert f":{member.pid} was last heard from" in look().cause
+        shows(State.UNKNOWN, f"process {member.pid} has told nothing for")
         faulty.stash(100)
     finally:
         member.resume()

@@ -26,13 +26,13 @@ TOLD = ShardStatus(
 
 
 def test_a_leaders_rate_and_error_are_shown_while_it_leads() -> None:
-    [shard] = judged([TOLD], replace(LED, **ERROR), BOUNDS)
+    [shard] = judged([TOLD], replace(LED, rate=5000.0, **ERROR), BOUNDS)
     assert (shard.rate, shard.in_flight) == (5000.0, 70)
     assert (shard.last_error, shard.last_error_at) == ("a:1: disk full. Make room", ago(0.5))
 
 
 def test_nothing_is_left_of_a_leader_that_was_killed_but_what_it_published() -> None:
-    [shard] = judged([TOLD], replace(LED, heard_at=ago(60), **ERROR), BOUNDS)
+    [shard] = judged([TOLD], replace(LED, rate=5000.0, heard_at=ago(60), **ERROR), BOUNDS)
     assert shard.verdict is not None
     assert shard.verdict.state is State.NO_LEADER
     assert (shard.rate, shard.in_flight, shard.last_error, shard.last_error_at) == (0.0, 0, None, None)

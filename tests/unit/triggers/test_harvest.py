@@ -149,6 +149,7 @@ async def test_its_progress_says_that_nobody_sees_the_outbox_while_there_is_no_p
     assert shown["value"]["verdict"] == {
         "state": "unknown",
         "cause": "the harvesting process was killed by signal 9",
+        "since": None,
         "remedy": "",
     }
 

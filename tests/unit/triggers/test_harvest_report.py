@@ -147,6 +147,9 @@ def test_a_storm_of_events_is_held_back_and_counted() -> None:
     assert len([line for line in logged if line.startswith("gone")]) == 20 + 60 - 1
     left_out = sum(int(line.split()[0].removeprefix("(")) for line in logged if line.startswith("("))
     assert 6000 - 100 <= left_out + 79 <= 6000
+    verdict = {"event": "verdict", "state": "stalled", "cause": "gone", "remedy": "Go"}
+    assert lines(report, verdict, 600.0) == ["STALLED: gone. To do: Go"], "no storm holds a verdict back"
+    assert lines(report, verdict, 700.0) == [], "it is no news"
 
 
 def test_an_error_is_told_once_until_it_is_over() -> None:
@@ -244,11 +247,14 @@ def test_without_a_process_nobody_knows_how_the_outbox_is_doing() -> None:
     report = HarvestReport()
     list(report.take(measured(waits=7, age=3.2), 0.0))
     list(report.take(progress(5), 0.0))
-    report.lose_sight("the process was killed. Restart it")
-    assert report.progress == {
-        "published": 5,
-        "verdict": {"state": "unknown", "cause": "the process was killed", "remedy": "Restart it"},
-    }
+    event = report.lose_sight("the process was killed. Restart it")
+    told = {"state": "unknown", "cause": "the process was killed", "since": None, "remedy": "Restart it"}
+    assert event == {"event": "verdict", **told, "notes": []}
+    assert report.progress == {"published": 5, "verdict": told}
+    assert not report.sees
+    list(report.take(progress(6), 1.0))
+    assert report.sees
+    assert "verdict" not in report.progress, "the next one that is measured says it"
 
 
 def test_the_count_goes_on_over_several_processes() -> None:

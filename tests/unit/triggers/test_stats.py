@@ -53,6 +53,16 @@ def test_counters_are_sent_as_what_has_come_since_over_several_processes(sent: S
     assert {kind for kind, *_ in sent} == {"incr"}
 
 
+def test_the_verdict_is_unknown_when_nobody_sees_the_outbox(sent: Sent) -> None:
+    relay = StatsRelay("o", print)
+    relay.lose_sight()
+    assert sent == [], "a verdict that never came is not corrected: of many outboxes there is none"
+    relay.take(measured(verdict={"healthy": 1, "unknown": 0}))
+    relay.lose_sight()
+    last = {tags["state"]: value for _, _, value, tags in sent}
+    assert {state for state, value in last.items() if value} == {"unknown"}
+
+
 def test_published_records_are_counted_by_topic_as_they_come(sent: Sent) -> None:
     relay = StatsRelay("o", print)
     relay.take({"event": "progress", "topics": {"a": 2}})

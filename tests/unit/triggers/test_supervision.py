@@ -76,6 +76,80 @@ async def test_their_progress_is_one_xcom(child: Callable[[str], None], monkeypa
     assert shown[-1] == {"standing": "standby", "view": None, "published": 4, "in_flight": 2, "rate": 4.0}
 
 
+MEASURED = (
+    "tell('measured', metrics={'verdict': {'healthy': 1, 'unknown': 0}},"
+    " verdict={'state': 'healthy', 'cause': 'it leads', 'since': None, 'remedy': '', 'notes': []})\n"
+)
+
+
+async def test_of_a_silent_process_everybody_learns_that_nobody_sees_the_outbox_and_that_it_goes_on(
+    child: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """It is frozen, as by SIGSTOP."""
+    monkeypatch.setattr(supervision, "LONGEST_SILENCE", 2)
+    shown: list[str | None] = []
+    gauges: dict[str, float] = {}
+    alerts: list[dict[str, Any]] = []
+    alerted = asyncio.Event()
+
+    async def set_xcom(*, value: dict[str, Any], **_: Any) -> None:
+        shown.append(value.get("verdict", {}).get("state"))
+
+    def alert(event: dict[str, Any]) -> None:
+        alerts.append(event)
+        alerted.set()
+
+    monkeypatch.setattr(harvest, "set_xcom", set_xcom)
+    monkeypatch.setattr("airflow_outbox.triggers.alerts.resolve_name", lambda _: alert)
+    stats = SimpleNamespace(
+        incr=lambda *_, **__: None, gauge=lambda _, value, *, tags: gauges.update({tags.get("state"): value})
+    )
+    monkeypatch.setattr("airflow_outbox.triggers.stats.metrics", lambda: stats)
+    mark = tmp_path / "go on"
+    freezes = f"while not os.path.exists({str(mark)!r}): time.sleep(0.01)\n"
+    child(STARTED + MEASURED + SHOWN + freezes + MEASURED + SHOWN + DRAINED)
+    trigger = OutboxHarvestTrigger(until="drained", emit="end", alert_callback="alerts.tell")
+    trigger.task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, try_number=1)
+    running = asyncio.create_task(payloads(trigger))
+    await alerted.wait()
+    [told] = alerts
+    assert (told["state"], told["outbox"]) == ("unknown", "outbox")
+    assert "has told nothing for 2 s" in told["cause"]
+    assert f"UNKNOWN: {told['cause']}. To do: {told['remedy']}" in capsys.readouterr().out
+    assert gauges["unknown"] == 1
+    assert gauges["healthy"] == 0
+    mark.touch()
+    assert (await running)[0]["status"] == "ended"
+    assert [event["state"] for event in alerts] == ["unknown", "healthy"]
+    assert shown == ["healthy", "unknown", "healthy"]
+    assert (gauges["unknown"], gauges["healthy"]) == (0, 1)
+    assert capsys.readouterr().out.count("HEALTHY: it leads") == 1
+
+
+async def test_while_another_process_sees_the_outbox_nobody_is_alarmed(
+    child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervision, "LONGEST_SILENCE", 2)
+    alerts: list[dict[str, Any]] = []
+    monkeypatch.setattr("airflow_outbox.triggers.alerts.resolve_name", lambda _: alerts.append)
+    mark, first = tmp_path / "go on", tmp_path / "first"
+    tells = f"while not os.path.exists({str(mark)!r}):\n    if not frozen: {SHOWN}    time.sleep(0.05)\n"
+    child(IS_FIRST.format(mark=str(first)) + STARTED + SHOWN + "frozen = is_first()\n" + tells + MEASURED + DRAINED)
+    settings = {"processes": 2}
+    trigger = OutboxHarvestTrigger(until="drained", emit="end", alert_callback="alerts.tell", settings=settings)
+    running = asyncio.create_task(payloads(trigger))
+    logged = ""
+    while "has told nothing for 2 s" not in logged:
+        await asyncio.sleep(0.01)
+        logged += capsys.readouterr().out
+    mark.touch()
+    await running
+    assert alerts == []
+
+
 UNREACHED = "tell('unreached', error='Postgres refuses the login')\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from uuid import uuid4
@@ -65,8 +66,8 @@ def one() -> str:
     found = overview()
     own = Verdict(State.STALLED, EVIL, NOW)
     leaders = [
-        ShardStatus(number, EVIL, uuid4(), NOW, 1.0, 1, 1, 1.0, False, EVIL, NOW, own, Backlog(1, oldest_age=2.0))
-        for number in range(2)
+        ShardStatus(number, EVIL, uuid4(), NOW, 1.0, 1, flying, rate, False, EVIL, NOW, own, Backlog(1, oldest_age=2.0))
+        for number, flying, rate in ((0, 3, 1.5), (1, 4, 0.0))
     ]
     details = Details(
         overview=found,
@@ -122,6 +123,11 @@ def test_the_policy_allows_all_that_a_page_has(made: object) -> None:
     assert "style" not in Elements(text).attributes
     assert "http://" not in text
     assert "https://" not in text
+
+
+def test_the_tiles_of_an_outbox_add_up_what_its_leaders_do() -> None:
+    tiles = dict(re.findall(r"<dt>(.+?)</dt><dd>(.*?)</dd>", one()))
+    assert (tiles["Records/s"], tiles["In flight"]) == ("1.5", "7")
 
 
 def test_no_text_turns_others_round() -> None:
