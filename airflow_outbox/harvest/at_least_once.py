@@ -93,7 +93,7 @@ class RowMarksTerm(Term):
             event.set()
 
     async def run(self) -> None:
-        self._parked = ParkedLanes(*await self._table.parked_lanes())
+        self._parked = ParkedLanes(*await self._table.parked_lanes(most=ParkedLanes.most_lanes))
         self._dividing = SingleRecords(self._parked)
         await self._run([self._mark(), self._purge()], serving=[self._settle(), self._attend()])
         if self._failure is not None:
@@ -130,6 +130,7 @@ class RowMarksTerm(Term):
         """Send records that can be published. Park the others, and those that wait behind them."""
         refusals = await self._log.examine(marked)
         refusals = {**self._caution.known(marked, at=_now(), parked=False), **refusals}
+        await self._ask_which_wait(marked, self._parked)
         diversion = self._parked.divert(marked, refusals)
         self._send(diversion.published)
         if not diversion:
@@ -142,7 +143,9 @@ class RowMarksTerm(Term):
         if self._stopping.is_set():
             return  # the next view marks them again
         async with self._parking:
-            diversion = self._parked.divert_again([record for record in marked if record.id in aside], refusals)
+            again = [record for record in marked if record.id in aside]
+            await self._ask_which_wait(again, self._parked)
+            diversion = self._parked.divert_again(again, refusals)
             self._send(diversion.published)
             if diversion:
                 await self._table.park(self.view, diversion.groups(), None)

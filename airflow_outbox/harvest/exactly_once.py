@@ -235,7 +235,7 @@ class ExactlyOnceTerm(Term):
         batch, loop = await self._sending.begin(), asyncio.get_running_loop()
         began, most_seconds = loop.time(), _SHARE_OF_TIMEOUT * self._limits.transaction_timeout
         dividing = self._dividing
-        dividing.begin()
+        dividing.begin(batch.number)
         while not batch.may_end and (piece := await self._pieces.next_for(batch)) is not None:
             rows, streaming = await self._gather(batch, piece)
             await self._sending.send(batch, rows)
@@ -257,6 +257,7 @@ class ExactlyOnceTerm(Term):
         streaming: Mapping[int, Length] = {}
         while piece is not None:
             refusals = await self._sending.refusals(piece.rows)
+            await self._ask_which_wait(piece.rows, self._dividing.parked)
             diversion = self._dividing.divert(piece.rows, refusals, refused=piece.refused, set_aside=piece.set_aside)
             if diversion:
                 self._retry.releases.diverted(batch.number)

@@ -140,7 +140,8 @@ class ParkedRetry:
         await self._sending.send(batch, published, parked=True)
         await self._sending.hand_over(batch)
         await self._sending.committed()
-        self._dividing.parked.gone((row[TOPIC], row[KEY]) for row in published)
+        lanes = ((row[TOPIC], row[KEY]) for row in published)
+        self._dividing.parked.gone(lanes, unparked={batch.number: batch.unparked})
         self.releases.wanted(batch.number)
         self._caution.settled(batch.unparked, parked=True)
         if are_all:  # else later ones are tried next, and refusals found stay known
@@ -148,6 +149,7 @@ class ParkedRetry:
 
     def settled(self, batch: Batch) -> None:
         """A batch is settled: report what it has parked, or published from the parked table, and look on."""
+        self._dividing.parked.settled(batch.number)
         report_parked(self._report, batch.parked)
         if batch.unparked:
             report_retried(self._report, topics=batch.topics, refused={})

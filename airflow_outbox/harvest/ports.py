@@ -126,8 +126,15 @@ class Table(ClusterTable, Protocol):
         Waits for no lock, and for no other call.
         """
 
-    async def parked_lanes(self) -> tuple[Mapping[str, Counter[Key]], Collection[str]]:
-        """The count of waiting records in each lane, by topic and short key, and the topics that are parked whole."""
+    async def parked_lanes(
+        self, *, most: int
+    ) -> tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]]:
+        """The count of waiting records in each lane, by topic and short key; the topics that are parked whole; and the
+        count of waiting records of each topic whose lanes are left out, so that at most this many are returned.
+        """
+
+    async def waiting_lanes(self, lanes: Sequence[Lane], *, leaving: Sequence[int]) -> Collection[Lane]:
+        """Those of these lanes in which records wait, but for the `leaving` ones, by number."""
 
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
         """Move records into the parked table: those whose transactions the snapshot sees, or (without one) those with

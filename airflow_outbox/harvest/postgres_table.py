@@ -258,6 +258,7 @@ class PostgresTable:
     write_layout = over_purging(OutboxTable.write_layout)
 
     parked_lanes = over_purging(of(ParkedTable, ParkedTable.lanes))
+    waiting_lanes = over_purging(of(ParkedTable, ParkedTable.waiting_lanes))
     parked_in_part = over_purging(of(ParkedTable, ParkedTable.in_part))
     parked_lengths = over_purging(of(ParkedTable, ParkedTable.lengths))
     unpark = over_purging(of(ParkedTable, ParkedTable.unpark))

@@ -134,7 +134,7 @@ class RecoveryTerm(Term):
             backups=dict(zip(fence.backups, backups, strict=True)),
         )
         in_part = await table.parked_in_part() if self._atomic else ()
-        parked = ParkedLanes(*await table.parked_lanes())
+        parked = ParkedLanes(*await table.parked_lanes(most=ParkedLanes.most_lanes))
         first = await table.first_reading(flushed.watermark) if self._goes_on else PageSnapshot()
         self.recovered = Recovered(fence, recoveries, flushed, parked, in_part, first)
 

@@ -23,6 +23,7 @@ from uuid import UUID
 from airflow_outbox.harvest.config import Limits
 from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.ports import Table
+from airflow_outbox.harvest.protocol.parking import ParkedLanes
 from airflow_outbox.values.fence import Flushed, LedgerPosition, OperatorRequest, Pulse
 
 ATTENDING_INTERVAL = 1.0
@@ -173,6 +174,14 @@ class Term(ABC):
 
     def _told(self, pulse: Pulse, witness: Mapping[str, LedgerPosition], flushed: Flushed | None) -> None:  # noqa: B027
         """Postgres has durably recorded `witness` and `flushed`. Not every protocol has them."""
+
+    async def _ask_which_wait(self, rows: Sequence[tuple[Any, ...]], parked: ParkedLanes) -> None:
+        """Ask Postgres which lanes of these rows wait, before they are divided. Costs a statement if some of their
+        topics have very many parked lanes, else nothing.
+        """
+        parked.begin_asking()
+        while lanes := parked.to_ask(rows):
+            parked.answered(lanes, await self._table.waiting_lanes(lanes, leaving=parked.leaving))
 
     async def _delete_again(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from uuid import UUID
 from psycopg import sql
 
 from airflow_outbox.errors import ConfigurationError, FencedError, PostgresError
+from airflow_outbox.postgres.columns import column_types
 from airflow_outbox.postgres.connection import storable
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.kept_columns import archived, kept_columns
@@ -61,6 +62,8 @@ class ParkedTable:
             transaction_id=sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
             measured=composed("windows.measured", name),
             key=composed("parked.key"),
+            **column_types(columns),
+            lane_type=sql.SQL("bytea" if columns["kafka_key"].is_bytes else "text"),
             **{
                 part: sql.SQL("") if table.slots is None else own(columns, of)
                 for part, of in {"own": "", "own_record": "record", "own_standing": "standing"}.items()
@@ -71,15 +74,30 @@ class ParkedTable:
         slots = list(table.slots or ())
         self._given = {"shard": table.shard, "slots": slots, "causes": _TOPIC_CAUSES, "most_bytes": table.most_bytes}
 
-    def lanes(self) -> tuple[dict[str, Counter[Key]], set[str]]:
-        """Return how many records wait in each lane, by topic and short key, and the topics that are parked whole.
-
-        There may be many lanes, or large keys: neither are in memory at once.
+    def lanes(self, *, most: int) -> tuple[dict[str, Counter[Key]], set[str], dict[str, int]]:
+        """Return how many records wait in each lane, by topic and short key; the topics that are parked whole; and how
+        many records wait in each topic whose lanes are left out. Of topics with at most this many records together, the
+        smallest first, none is. Large keys are not in memory at once.
         """
+        counted: dict[str, int] = {}
+        topics: list[str] = []
+        records = 0
+        for topic, count in self._rows("records"):
+            records += count
+            if records <= most:
+                topics.append(topic)
+            else:
+                counted[topic] = count
         lanes: dict[str, Counter[Key]] = {}
-        for topic, key, count in chain(self._paged("lanes"), self._streamed("large_lanes")):
+        values = {"topics": topics}
+        for topic, key, count in chain(self._paged("lanes", values), self._streamed("large_lanes", values)):
             lanes.setdefault(topic, Counter())[short_key(key)] += count
-        return lanes, {topic for (topic,) in self._rows("topics")}
+        return lanes, {topic for (topic,) in self._rows("topics")}, counted
+
+    def waiting_lanes(self, lanes: Sequence[Lane], *, leaving: Sequence[int]) -> set[Lane]:
+        """Return those of these lanes in which records wait, but for the `leaving` ones, by number."""
+        values = {"topics": [topic for topic, _ in lanes], "keys": [key for _, key in lanes], "leaving": list(leaving)}
+        return {lanes[place - 1] for (place,) in self._rows("waiting_lanes", values)}
 
     def park(self, view: UUID, records: Mapping[int, Refusal | None], snapshot: Snapshot | None) -> None:
         """Move records of the outbox here, by id: those whose transactions the snapshot sees, or (without one) those
@@ -187,7 +205,7 @@ class ParkedTable:
         _, released = self._require_fence(self._rows("release", {"view": view, "max_records": max_records}))
         return int(released) >= max_records
 
-    def _paged(self, statement: str) -> Iterator[tuple[Any, ...]]:
+    def _paged(self, statement: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """Run a statement and read its rows page by page, which takes less time than one by one."""
         with (
             translated(self._name),
@@ -195,7 +213,7 @@ class ParkedTable:
             self._connection.cursor(f"airflow_outbox_{statement}") as cursor,
         ):
             cursor.itersize = _ROWS_AT_ONCE
-            yield from cursor.execute(self._statements.composed(f"parked.{statement}"), self._given)
+            yield from cursor.execute(self._statements.composed(f"parked.{statement}"), {**self._given, **values})
 
     def _streamed(self, statement: str, values: Mapping[str, Any] | None = None) -> Iterator[tuple[Any, ...]]:
         """Run a statement and read its rows one by one: not all of their keys are in memory at a time."""

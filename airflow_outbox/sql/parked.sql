@@ -4,11 +4,15 @@
 -- unless that names this view. A lane is told by its topic and `lane_key`, which is short: no index takes a large key,
 -- and comparing many large ones takes long.
 
+-- records --
+-- How many records wait in each topic, the fewest first.
+SELECT kafka_topic, count(*) FROM {parked} WHERE discarded_at IS NULL {own} GROUP BY kafka_topic ORDER BY count(*), kafka_topic
+
 -- lanes --
--- How many records wait in each lane whose key is in the index whole, or null.
+-- How many records wait in each lane of these topics whose key is in the index whole, or null.
 SELECT kafka_topic, lane_key, count(*)
 FROM {parked}
-WHERE discarded_at IS NULL AND (octet_length(lane_key) <= 100 OR lane_key IS NULL) {own}
+WHERE discarded_at IS NULL AND kafka_topic = ANY(%(topics)s) AND (octet_length(lane_key) <= 100 OR lane_key IS NULL) {own}
 GROUP BY kafka_topic, lane_key
 
 -- large_lanes --
@@ -17,7 +21,7 @@ SELECT kafka_topic, {key}, records
 FROM (
     SELECT min(number) AS number, count(*) AS records
     FROM {parked}
-    WHERE discarded_at IS NULL AND octet_length(lane_key) > 100 {own}
+    WHERE discarded_at IS NULL AND kafka_topic = ANY(%(topics)s) AND octet_length(lane_key) > 100 {own}
     GROUP BY kafka_topic, lane_key
 ) AS first JOIN {parked} USING (number)
 
@@ -25,6 +29,29 @@ FROM (
 -- Part of the statements that read records, or lanes: a key that is too large for Kafka by itself is not read, as in
 -- windows.sql.
 CASE WHEN octet_length(kafka_key) > %(most_bytes)s THEN lane_key ELSE kafka_key END
+
+-- waiting_lanes --
+-- The places of the lanes in which records wait, but for those that are leaving. A key that was too large to be read is
+-- given as its short one. The limits keep Postgres from reading all parked records to join them.
+SELECT place
+FROM unnest(%(topics)s::text[], %(keys)s::{key_type}[]) WITH ORDINALITY AS lane (topic, key, place)
+CROSS JOIN LATERAL (
+    (
+        SELECT FROM {parked}
+        WHERE kafka_topic = topic AND lane_key = key AND discarded_at IS NULL AND number <> ALL(%(leaving)s::bigint[])
+        LIMIT 1
+    ) UNION ALL (
+        SELECT FROM {parked}
+        WHERE octet_length(key) > 100 AND kafka_topic = topic AND lane_key = substr(key, 1, 100) || md5(key)::{lane_type}
+          AND discarded_at IS NULL AND number <> ALL(%(leaving)s::bigint[])
+        LIMIT 1
+    ) UNION ALL (
+        SELECT FROM {parked}
+        WHERE key IS NULL AND kafka_topic = topic AND lane_key IS NULL AND discarded_at IS NULL AND number <> ALL(%(leaving)s::bigint[])
+        LIMIT 1
+    )
+    LIMIT 1
+) AS waiting
 
 -- topics --
 -- The topics that are parked whole: a record was refused because of its topic. In each of several shards one record

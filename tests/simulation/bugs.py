@@ -188,6 +188,15 @@ BUGS: Collection[Bug] = (
         "the ledger does not tell of parked records that are published", Batch, "entry", planted.untold, _V.DOUBLED
     ),
     _parking("a lane flows again while records wait in it", ParkedLanes, "gone", planted.forget_lanes, _V.OUT_OF_ORDER),
+    _parking(
+        "Postgres is believed about lanes that are not parked yet",
+        ParkedLanes,
+        "begin_asking",
+        planted.forget_diverted,
+        _V.OUT_OF_ORDER,
+    ),
+    _parking("records wait for published ones", ParkedLanes, "leaving", property(planted.none_leave), _V.STUCK),
+    _parking("records wait for discarded ones", ParkedLanes, "answered", planted.believe, _V.STUCK),
     _parking("what Kafka refuses together is never divided", Caution, "portions", planted.together, _V.STUCK),
     _parking(
         "what is on its way is discarded",

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from simulation.ambush import SUCCESSION, WORK, Ambush, Moment, Strike
 from simulation.applications import Applications
@@ -21,6 +22,7 @@ from simulation.waiting import Waiting
 from simulation.world import SOUND, Design, Member, World
 
 from airflow_outbox.errors import HistoryError
+from airflow_outbox.harvest.protocol.parking import MOST_LANES, ParkedLanes
 from airflow_outbox.values.extents import TopicAndPartition
 
 _TROUBLE = 0.02
@@ -327,4 +329,5 @@ def simulated(seed: int, design: Design = SOUND, kind: type[History] = History) 
             {place: partition.readable_at for place, partition in world.broker.partitions.items()},
         )
 
-    return simulate(live())
+    with patch.object(ParkedLanes, "most_lanes", (MOST_LANES, 0, 2)[seed // 8 % 3]):
+        return simulate(live())

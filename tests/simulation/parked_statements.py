@@ -17,14 +17,23 @@ from airflow_outbox.values.refusals import Cause, Refusal
 class ParkedStatements(LockingServer):
     """Which records are parked, tried again, and discarded."""
 
-    def parked_lanes(self) -> tuple[dict[str, Counter[Key]], set[str]]:
+    def parked_lanes(self, most: int) -> tuple[dict[str, Counter[Key]], set[str], dict[str, int]]:
         own = self.row.has
         waiting = [row for row in self.database.state.parked.values() if not row.discarded and own(row.record)]
         lanes: dict[str, Counter[Key]] = {}
         for row in waiting:
             lanes.setdefault(row.record.topic, Counter())[short_key(row.record.key)] += 1
-        refused = (row for row in waiting if row.refusal and row.refusal.cause.is_of_the_topic)
-        return lanes, {row.record.topic for row in refused}
+        refused = {row.record.topic for row in waiting if row.refusal and row.refusal.cause.is_of_the_topic}
+        counted: dict[str, int] = {}
+        while sum(keys.total() for keys in lanes.values()) > most:
+            topic = max(lanes, key=lambda topic: (lanes[topic].total(), topic))
+            counted[topic] = lanes.pop(topic).total()
+        return lanes, refused, counted
+
+    def waiting_lanes(self, lanes: Sequence[Lane], leaving: Collection[int]) -> set[Lane]:
+        parked = self.database.state.parked
+        standing = (row.record for number, row in parked.items() if not row.discarded and number not in leaving)
+        return set(lanes) & {(record.topic, record.key) for record in standing}
 
     def park(self, parked: Sequence[Parked], unless: Callable[[Row], bool]) -> None:
         number = self.database.state.next_number

@@ -127,9 +127,23 @@ def untold(batch: Batch, **named: Any) -> Any:
     return _entry(replace(batch, unparked=[]), **named)
 
 
-def forget_lanes(lanes: ParkedLanes, gone: Any) -> None:
+def forget_lanes(lanes: ParkedLanes, gone: Any, **_: Any) -> None:
     for lane in gone:
         lanes._waiting.get(lane[0], {}).pop(lane[1], None)
+
+
+def forget_diverted(lanes: ParkedLanes) -> None:
+    lanes._diverted.clear()
+    _begin_asking(lanes)
+
+
+def none_leave(_: ParkedLanes) -> list[int]:
+    return []
+
+
+def believe(lanes: ParkedLanes, asked: Any, waiting: Any) -> None:
+    lanes._is_answer_old = False
+    _answered(lanes, asked, waiting)
 
 
 def together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Sequence[Any]]:
@@ -137,6 +151,8 @@ def together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Seque
 
 
 _entry = Batch.entry
+_begin_asking = ParkedLanes.begin_asking
+_answered = ParkedLanes.answered
 
 
 class Remembers(Reading):

@@ -164,11 +164,19 @@ class SimulatedTable:
         purged: Purged = await self._run_locked(self._purging, "purge_published", self._fenced(view), effect)
         return purged
 
-    async def parked_lanes(self) -> tuple[Mapping[str, Counter[Key]], Collection[str]]:
-        lanes: tuple[Mapping[str, Counter[Key]], Collection[str]] = await self._run(
-            self._purging, "parked_lanes", self._server.parked_lanes
+    async def parked_lanes(
+        self, *, most: int
+    ) -> tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]]:
+        lanes: tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]] = await self._run(
+            self._purging, "parked_lanes", lambda: self._server.parked_lanes(most)
         )
         return lanes
+
+    async def waiting_lanes(self, lanes: Sequence[Lane], *, leaving: Sequence[int]) -> Collection[Lane]:
+        found: Collection[Lane] = await self._run(
+            self._purging, "waiting_lanes", lambda: self._server.waiting_lanes(lanes, leaving)
+        )
+        return found
 
     async def park(self, view: UUID, parked: Sequence[Parked], snapshot: Snapshot | None) -> None:
         def unless(row: Row) -> bool:

@@ -55,8 +55,9 @@ class WholeTransactions:
         self.may_be_free = False
         """Whether this Kafka transaction sets something aside that perhaps nothing holds any more."""
 
-    def begin(self) -> None:
-        """A Kafka transaction begins."""
+    def begin(self, batch: int) -> None:
+        """A batch begins, and its Kafka transaction."""
+        self.parked.begin(batch)
         self._sent.clear()
         self._condemned.clear()
         self.may_be_free = False

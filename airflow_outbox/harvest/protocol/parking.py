@@ -26,6 +26,10 @@ Invariants:
 
 Diverted records are written into the batch's ledger entry before they are moved, so that a successor completes the
 move.
+
+Which lanes wait is in memory while they are few. Of very many, the topics with most of them are *counted*: before rows
+of such a topic are divided, Postgres is asked which of their lanes wait. Two things it can't know, and both are kept
+here until it does: the lanes that batches under way divert, and the records that they publish from the parked table.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded, runs
@@ -44,6 +49,8 @@ from airflow_outbox.values.refusals import Cause, Refusal
 _PORTIONS = 100  # into which suspects are divided; waiting for each takes some milliseconds
 
 _MOST_TRIES = 3  # of a parked record, by itself
+
+MOST_LANES = 100_000  # in memory: some 25 MB
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
@@ -115,23 +122,81 @@ class RetryOutcome(Generic[Row]):
 
 
 class ParkedLanes:
-    """Which lanes and topics are parked, and how many records wait in each."""
+    """Which lanes and topics are parked, and how many records wait in each.
 
-    def __init__(self, lanes: Mapping[str, Counter[Key]], topics: Iterable[str]) -> None:
-        """`lanes` counts waiting records by topic and short key. These counters are changed here, not copied: there may
-        be a million lanes.
+    Before rows are divided: `begin_asking`, and then ask Postgres until there is nothing left `to_ask`.
+    """
+
+    most_lanes = MOST_LANES
+
+    def __init__(
+        self, lanes: Mapping[str, Counter[Key]], topics: Iterable[str], counted: Mapping[str, int] | None = None
+    ) -> None:
+        """`lanes` counts waiting records by topic and short key, `counted` those of topics whose lanes are too many.
+        The counters are changed here, not copied.
         """
         self._waiting = dict(lanes)
-        self._records = sum(keys.total() for keys in lanes.values())
+        self._counted = dict(counted or {})
+        self._records = sum(keys.total() for keys in lanes.values()) + sum(self._counted.values())
+        self._lanes = sum(map(len, lanes.values()))
         self._topics = set(topics)
+        self._answers: dict[Lane, bool] = {}  # whether records of the lane are in the parked table, by short keys
+        self._is_answer_old = False
+        self._batch = self._settled = 0
+        self._diverted: dict[int, set[Lane]] = {}  # by the batch that diverts them
+        self._unparked: dict[int, Collection[int]] = {}  # by the batch that publishes them
 
     def __len__(self) -> int:
         """The number of waiting records."""
         return self._records
 
+    def begin(self, batch: int) -> None:
+        """What is diverted from now on is in the parked table when this batch is settled."""
+        self._batch = batch
+
+    def settled(self, batch: int) -> None:
+        """What the batches up to this one have diverted or published is in the parked table, or gone from there."""
+        self._settled = batch
+
+    def begin_asking(self) -> None:
+        """Forget what Postgres has answered, and leave to it what it knows by now."""
+        self._answers.clear()
+        for batches in (self._diverted, self._unparked):
+            for batch in [batch for batch in batches if batch <= self._settled]:
+                del batches[batch]
+        while self._lanes > self.most_lanes:
+            topic = max(self._waiting, key=lambda topic: len(self._waiting[topic]))
+            keys = self._waiting.pop(topic)
+            self._lanes -= len(keys)
+            self._counted[topic] = keys.total()
+
+    def to_ask(self, rows: Iterable[tuple[Any, ...]]) -> Sequence[Lane]:
+        """The lanes of these rows that are in Postgres only, and about which it has not answered yet."""
+        if not self._counted:
+            return ()
+        self._is_answer_old = False
+        found: dict[Lane, Lane] = {}
+        for row in rows:
+            topic, key = row[TOPIC], row[KEY]
+            if topic in self._counted and topic not in self._topics and (lane := _short(topic, key)) not in self._answers:
+                found[lane] = topic, key
+        return tuple(found.values())
+
+    @property
+    def leaving(self) -> Sequence[int]:
+        """The numbers of records that are published, and may still be in the parked table."""
+        return tuple(chain.from_iterable(self._unparked.values()))
+
+    def answered(self, lanes: Iterable[Lane], waiting: Collection[Lane]) -> None:
+        """Postgres has answered which of these lanes are waiting. An answer is void when something was discarded
+        meanwhile: a record must not wait for one that is gone.
+        """
+        if not self._is_answer_old:
+            self._answers.update((_short(*lane), lane in waiting) for lane in lanes)
+
     def divert(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
-        if not refusals and not self._waiting:
+        if not refusals and not self._records:
             return Diversion(rows)
         published: list[Row] = []
         diversion = Diversion(published)
@@ -150,24 +215,40 @@ class ParkedLanes:
     def holds(self, lane: Lane) -> bool:
         """Whether records of a lane have to wait."""
         topic, key = lane
-        keys = self._waiting.get(topic)
-        return keys is not None and (topic in self._topics or short_key(key) in keys)
+        if topic in self._topics:
+            return True
+        if topic in self._counted:
+            lane = _short(topic, key)
+            return self._answers[lane] or any(lane in lanes for lanes in self._diverted.values())
+        return topic in self._waiting and short_key(key) in self._waiting[topic]
 
     def wait(self, rows: Iterable[tuple[Any, ...]], refusals: Mapping[int, Refusal]) -> None:
         """Count diverted records."""
+        diverted = self._diverted.setdefault(self._batch, set())
         for row in rows:
-            self._waiting.setdefault(row[TOPIC], Counter())[short_key(row[KEY])] += 1
+            topic, key = lane = _short(row[TOPIC], row[KEY])
+            diverted.add(lane)
             self._records += 1
+            if topic in self._counted:
+                self._counted[topic] += 1
+            else:
+                keys = self._waiting.setdefault(topic, Counter())
+                self._lanes += key not in keys
+                keys[key] += 1
             if row[ID] in refusals and refusals[row[ID]].cause.is_of_the_topic:
-                self._topics.add(row[TOPIC])
+                self._topics.add(topic)
 
-    def gone(self, lanes: Iterable[Lane]) -> None:
-        """Waiting records were published or discarded: their lanes, once for each.
+    def gone(self, lanes: Iterable[Lane], *, unparked: Mapping[int, Collection[int]] | None = None) -> None:
+        """Waiting records were published or discarded: their lanes, once for each. `unparked`: the numbers of those
+        that a batch has published, by batch, while it is not settled.
 
         Their topics are no longer parked. Either they take records, or the reason for parking may be gone: the next
         record will tell.
         """
         lanes = list(lanes)
+        self._is_answer_old = True
+        self._answers.clear()
+        self._unparked.update(unparked or {})
         self._leave(lanes)
         self.admit({topic for topic, _ in lanes})
 
@@ -179,20 +260,31 @@ class ParkedLanes:
 
     def divert_again(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows that were diverted just now: the records that they waited for may be gone."""
+        self._diverted.clear()
         self._leave((row[TOPIC], row[KEY]) for row in rows)
         return self.divert(rows, refusals)
 
     def _leave(self, lanes: Iterable[Lane]) -> None:
         for topic, key in lanes:
             keys, key = self._waiting.get(topic, Counter()), short_key(key)
-            if key in keys:
+            if topic in self._counted:
+                self._counted[topic] -= 1
+                self._records -= 1
+                if not self._counted[topic]:
+                    del self._counted[topic]
+            elif key in keys:
                 keys[key] -= 1
                 self._records -= 1
                 if not keys[key]:
                     del keys[key]
+                    self._lanes -= 1
                 if not keys:
                     del self._waiting[topic]
-        self._topics &= self._waiting.keys()
+        self._topics &= self._waiting.keys() | self._counted.keys()
+
+
+def _short(topic: str, key: Key) -> Lane:
+    return topic, short_key(key)
 
 
 class Caution:
@@ -341,8 +433,9 @@ class SingleRecords:
     def __init__(self, parked: ParkedLanes) -> None:
         self.parked = parked
 
-    def begin(self) -> None:
-        """A Kafka transaction begins."""
+    def begin(self, batch: int) -> None:
+        """A batch begins, and its Kafka transaction."""
+        self.parked.begin(batch)
 
     def divert(
         self,
