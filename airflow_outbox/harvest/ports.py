@@ -126,9 +126,7 @@ class Table(ClusterTable, Protocol):
         Waits for no lock, and for no other call.
         """
 
-    async def parked_lanes(
-        self, *, most: int
-    ) -> tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]]:
+    async def parked_lanes(self, *, most: int) -> tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]]:
         """The count of waiting records in each lane, by topic and short key; the topics that are parked whole; and the
         count of waiting records of each topic whose lanes are left out, so that at most this many are returned.
         """

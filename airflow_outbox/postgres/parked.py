@@ -15,7 +15,6 @@ from uuid import UUID
 from psycopg import sql
 
 from airflow_outbox.errors import ConfigurationError, FencedError, PostgresError
-from airflow_outbox.postgres.columns import column_types
 from airflow_outbox.postgres.connection import storable
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.kept_columns import archived, kept_columns
@@ -62,7 +61,6 @@ class ParkedTable:
             transaction_id=sql.SQL("transaction_id::text::bigint" if has_transactions else "NULL::bigint"),
             measured=composed("windows.measured", name),
             key=composed("parked.key"),
-            **column_types(columns),
             lane_type=sql.SQL("bytea" if columns["kafka_key"].is_bytes else "text"),
             **{
                 part: sql.SQL("") if table.slots is None else own(columns, of)

@@ -34,7 +34,7 @@ CASE WHEN octet_length(kafka_key) > %(most_bytes)s THEN lane_key ELSE kafka_key 
 -- The places of the lanes in which records wait, but for those that are leaving. A key that was too large to be read is
 -- given as its short one. The limits keep Postgres from reading all parked records to join them.
 SELECT place
-FROM unnest(%(topics)s::text[], %(keys)s::{key_type}[]) WITH ORDINALITY AS lane (topic, key, place)
+FROM unnest(%(topics)s::text[], %(keys)s::{lane_type}[]) WITH ORDINALITY AS lane (topic, key, place)
 CROSS JOIN LATERAL (
     (
         SELECT FROM {parked}

@@ -128,8 +128,10 @@ def test_every_row_that_postgres_lets_in(decoded: Decoded, data: st.DataObject) 
     decoded.examined(marked)
     parked = ParkedTable(table)
     parked.park(view, {record.id: Refusal(Cause.HEADERS, record.topic + "\0\udcff") for record in marked}, None)
-    lanes, _ = parked.lanes()
+    lanes, _, _ = parked.lanes(most=count)
     assert sum(keys.total() for keys in lanes.values()) == count
+    asked = [(record.topic, record.key) for record in marked]
+    assert parked.waiting_lanes(asked, leaving=[]) == set(asked)
     requests = ParkedRequests(decoded.connection, NAME)
     requests.ask("retry", Choice(everything=True))
     due, _ = parked.due(max_records=100, max_bytes=10**9, of_all_lanes=False)

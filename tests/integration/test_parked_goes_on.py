@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -18,14 +19,28 @@ from airflow_outbox import OutboxRecord, stash
 from airflow_outbox.demo.embedded.kafka import EmbeddedKafka
 from airflow_outbox.operate.parked_requests import Choice, ParkedRequests
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.parked import ParkedTable
+from airflow_outbox.postgres.schema import init_outbox
+from airflow_outbox.postgres.table import OutboxTable
+from airflow_outbox.values.pages import KEY
 from airflow_outbox.values.refusals import Cause, Refusal
 
-from .many_parked import due, of_a_topic_half_of_whose_keys_wait, of_a_topic_that_was_missing, released
+from .many_parked import NAME, due, of_a_topic_half_of_whose_keys_wait, of_a_topic_that_was_missing, released
+
+LANES_IN_POSTGRES = """
+from airflow_outbox.harvest.__main__ import main
+from airflow_outbox.harvest.protocol.parking import ParkedLanes
+
+ParkedLanes.most_lanes = 0
+main()
+"""
+"""The harvesting child, which keeps no parked lane in memory: as it is with very many."""
+KEYS = 200
 
 
 @contextmanager
-def harvested(outbox: Outbox) -> Iterator[Process]:
-    process = Process(CHILD, first_line={"config": outbox.settings})
+def harvested(outbox: Outbox, *command: str) -> Iterator[Process]:
+    process = Process(list(command) or CHILD, first_line={"config": outbox.settings})
     try:
         yield process
     finally:
@@ -59,27 +74,29 @@ def values(outbox: Outbox, topic: str) -> list[str]:
     return [message.value().decode() for message in Outbox(outbox.database, outbox.bootstrap, topic).committed()]
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_topic_that_is_made_goes_on_while_records_of_new_keys_keep_coming(
-    database: str, kafka: EmbeddedKafka, topic_prefix: str, delivery: str
+MODES = {"single": {}, "atomic": {"atomic": True}, "at least once": {"delivery": "at_least_once"}}
+
+
+@pytest.mark.parametrize("command", [(), (sys.executable, "-c", LANES_IN_POSTGRES)], ids=["in memory", "in Postgres"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_topic_that_is_made_goes_on_while_records_keep_coming(
+    database: str, kafka: EmbeddedKafka, topic_prefix: str, mode: str, command: Sequence[str]
 ) -> None:
-    outbox = make_outbox(
-        database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", delivery=delivery, limits=CALM
-    )
+    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", limits=CALM, **MODES[mode])
     topic, ending, written = named(outbox, "missing"), threading.Event(), 0
 
     def keep_writing() -> None:
         nonlocal written
         with psycopg.connect(outbox.database, autocommit=True) as connection:
             while not ending.wait(0.005):
-                stash(connection, [OutboxRecord(topic, f"k{written}", str(written))])
+                stash(connection, [OutboxRecord(topic, f"k{written % KEYS}", str(written))])
                 written += 1
 
-    with harvested(outbox), ThreadPoolExecutor(1) as pool:
+    with harvested(outbox, *command), ThreadPoolExecutor(1) as pool:
         writing = pool.submit(keep_writing)
         try:
-            wait_until(lambda: len(parked(outbox)) > 50, doing="parking")
-            assert [row["cause"] for row in parked(outbox)].count("unknown_topic") == 1
+            wait_until(lambda: len(parked(outbox)) > 2 * KEYS, doing="parking")
+            assert mode == "atomic" or [row["cause"] for row in parked(outbox)].count("unknown_topic") == 1
             create(outbox, topic)
             ask(outbox, "retry", Choice(topic=topic))
             wait_until(lambda: not parked(outbox), doing="publishing what waits")
@@ -89,7 +106,10 @@ def test_a_topic_that_is_made_goes_on_while_records_of_new_keys_keep_coming(
             ending.set()
         writing.result()
         wait_until(lambda: outbox.left() == 0 and not parked(outbox), doing="publishing the last ones")
-        assert sorted(map(int, values(outbox, topic))) == list(range(written))
+        lanes: dict[int, list[int]] = {}
+        for value in map(int, values(outbox, topic)):
+            lanes.setdefault(value % KEYS, []).append(value)
+        assert lanes == {key: list(range(key, written, KEYS)) for key in range(KEYS)}
 
 
 @pytest.fixture
@@ -126,6 +146,17 @@ def test_a_failed_retry_of_a_transaction_is_answered_once(atomic: Outbox) -> Non
         assert len([event for event in harvester.events if event["event"] == "retried"]) == 1
 
 
+@contextmanager
+def reading_few_blocks(connection: psycopg.Connection, *, most: int) -> Iterator[None]:
+    """What is done meanwhile reads at most so many blocks of the parked table, and not all of it."""
+    fetched = "SELECT pg_stat_get_xact_blocks_fetched('outbox_parked'::regclass)"
+    with connection.transaction():
+        [(before,)] = connection.execute(fetched).fetchall()
+        yield
+        [(after,)] = connection.execute(fetched).fetchall()
+    assert after - before < most
+
+
 def test_many_keys_that_go_on_at_once_are_found(database: str) -> None:
     """A topic was missing for a while, and is there now."""
     with psycopg.connect(database, autocommit=True) as connection:
@@ -140,13 +171,9 @@ def test_what_is_due_is_found_without_a_look_at_all_that_waits(database: str, ho
     with psycopg.connect(database, autocommit=True) as connection:
         records, _ = of_a_topic_that_was_missing(connection)
         connection.execute(f"UPDATE outbox_parked SET {how} WHERE number % 10000 = 0")
-        fetched = "SELECT pg_stat_get_xact_blocks_fetched('outbox_parked'::regclass)"
-        with connection.transaction():
-            [(before,)] = connection.execute(fetched).fetchall()
+        with reading_few_blocks(connection, most=200):
             rows, _ = records.due(max_records=1000, max_bytes=10**9, of_all_lanes=False)
-            [(after,)] = connection.execute(fetched).fetchall()
         assert {row[0] for row in rows} > {10_000, 20_000, 30_000, 40_000, 50_000}
-        assert after - before < 200
 
 
 def test_few_records_are_changed_at_a_time_however_many_somebody_asks_for(
@@ -167,6 +194,37 @@ def test_few_records_are_changed_at_a_time_however_many_somebody_asks_for(
         assert left[-1] == 0
         connection.execute("UPDATE outbox_parked SET requested = 'discard', requested_at = now()")
         assert [len(records.discard_requested(view)) for _ in range(4)] == [20, 20, 10, 0]
+
+
+@pytest.mark.parametrize("key_type", ["text", "bytea"])
+def test_postgres_knows_the_lanes_of_all_keys_as_they_are_read(database: str, key_type: str) -> None:
+    sizes = 0, 1, 100, 101, 132, 5000
+    with psycopg.connect(database, autocommit=True) as connection:
+        init_outbox(connection, NAME, key_type=key_type)
+        connection.execute("ALTER TABLE outbox_parked ALTER kafka_key DROP NOT NULL")
+        table = OutboxTable(connection, NAME, most_bytes=4000)  # the largest key is read as its short one
+        letter, end = (b"\xff", b"x") if key_type == "bytea" else ("ä", "x")
+        for key in (*(letter * size for size in sizes), None):
+            connection.execute(
+                "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys,"
+                " kafka_header_values, transaction_id, incarnation, requested)"
+                " VALUES (1, now(), 't', %s, '{}', '{}', '3', 1, 'retry')",
+                [key],
+            )
+        rows, _ = ParkedTable(table).due(max_records=100, max_bytes=10**9, of_all_lanes=False)
+        keys = [row[KEY] for row in rows]
+        assert len(set(keys)) == len(sizes) + 1
+        waiting = [("t", key) for key in keys]
+        others = [*(("u", key) for key in keys), *(("t", key + end) for key in keys if key is not None)]
+        assert ParkedTable(table).waiting_lanes([*waiting, *others], leaving=[]) == set(waiting)
+
+
+def test_postgres_finds_out_which_lanes_wait_without_a_look_at_all_that_waits(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        records, _ = of_a_topic_that_was_missing(connection)
+        lanes = [("t", f"k{number}") for number in range(24_500, 25_500)]
+        with reading_few_blocks(connection, most=2 * len(lanes)):
+            assert len(records.waiting_lanes(lanes, leaving=list(range(1, 20_000)))) == 500
 
 
 def test_a_topic_goes_on_past_many_keys_that_wait_until_somebody_asks(database: str) -> None:

@@ -164,9 +164,7 @@ class SimulatedTable:
         purged: Purged = await self._run_locked(self._purging, "purge_published", self._fenced(view), effect)
         return purged
 
-    async def parked_lanes(
-        self, *, most: int
-    ) -> tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]]:
+    async def parked_lanes(self, *, most: int) -> tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]]:
         lanes: tuple[Mapping[str, Counter[Key]], Collection[str], Mapping[str, int]] = await self._run(
             self._purging, "parked_lanes", lambda: self._server.parked_lanes(most)
         )

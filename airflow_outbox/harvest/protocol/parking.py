@@ -178,7 +178,11 @@ class ParkedLanes:
         found: dict[Lane, Lane] = {}
         for row in rows:
             topic, key = row[TOPIC], row[KEY]
-            if topic in self._counted and topic not in self._topics and (lane := _short(topic, key)) not in self._answers:
+            if (
+                topic in self._counted
+                and topic not in self._topics
+                and (lane := _short(topic, key)) not in self._answers
+            ):
                 found[lane] = topic, key
         return tuple(found.values())
 

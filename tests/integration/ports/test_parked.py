@@ -63,7 +63,8 @@ class LeadingView:
         return [row[0] for value in values for row in rows if row[3] == value]
 
     async def waiting(self) -> tuple[dict[tuple[str, str | bytes | None], int], set[str]]:
-        lanes, topics = await self.table.one.parked_lanes()
+        lanes, topics, counted = await self.table.one.parked_lanes(most=1000)
+        assert not counted
         return {(topic, key): count for topic, keys in lanes.items() for key, count in keys.items()}, set(topics)
 
 
@@ -81,6 +82,29 @@ async def test_what_is_parked_leaves_the_outbox_once_and_waits_in_its_lane(scene
     assert await scene.waiting() == ({A: 2}, set())
     scene.table.elapse()
     assert await scene.due() == []
+
+
+async def test_the_lanes_of_the_topics_with_most_records_are_only_counted(scene: LeadingView) -> None:
+    few, one = ("u", "a"), ("v", "")
+    lanes = A, few, B, A, one
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate(lanes, 1)))
+    await scene.park(snapshot, because(Cause.UNKNOWN_TOPIC, 1), because(WAITING, 2, 3, 4, 5))
+    assert await scene.table.one.parked_lanes(most=4) == ({"u": {"a": 1}, "v": {"": 1}}, {"t"}, {"t": 3})
+    assert await scene.table.one.parked_lanes(most=0) == ({}, {"t"}, {"t": 3, "u": 1, "v": 1})
+
+
+async def test_the_table_tells_which_lanes_wait(scene: LeadingView) -> None:
+    lanes = A, A, B, ("t", "d")
+    snapshot = await scene.lead(*(record(number, lane) for number, lane in enumerate((*lanes, C), 1)))
+    await scene.park(snapshot, because(Cause.HEADERS, 1, 3, 4), because(WAITING, 2))
+    asked = [A, B, C, ("t", "d"), ("u", "a")]
+    assert set(await scene.table.one.waiting_lanes(asked, leaving=[])) == {A, B, ("t", "d")}
+    scene.table.ask("retry", [1])
+    one, three, last = await scene.numbers("v1", "v3", "v4")
+    assert set(await scene.table.one.waiting_lanes(asked, leaving=[one, three, last])) == {A}
+    scene.table.ask("discard", [2])
+    await scene.table.one.discard_requested(scene.view)
+    assert set(await scene.table.one.waiting_lanes(asked, leaving=[one])) == {B, ("t", "d")}
 
 
 async def test_what_is_parked_in_slices_is_in_order(scene: LeadingView, monkeypatch: pytest.MonkeyPatch) -> None:
