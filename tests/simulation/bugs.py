@@ -195,8 +195,6 @@ BUGS: Collection[Bug] = (
         planted.forget_diverted,
         _V.OUT_OF_ORDER,
     ),
-    _parking("records wait for published ones", ParkedLanes, "leaving", property(planted.none_leave), _V.STUCK),
-    _parking("records wait for discarded ones", ParkedLanes, "answered", planted.believe, _V.STUCK),
     _parking("what Kafka refuses together is never divided", Caution, "portions", planted.together, _V.STUCK),
     _parking(
         "what is on its way is discarded",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from asyncio import FIRST_COMPLETED
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -127,9 +128,12 @@ def untold(batch: Batch, **named: Any) -> Any:
     return _entry(replace(batch, unparked=[]), **named)
 
 
-def forget_lanes(lanes: ParkedLanes, gone: Any, **_: Any) -> None:
-    for lane in gone:
-        lanes._waiting.get(lane[0], {}).pop(lane[1], None)
+def forget_lanes(lanes: ParkedLanes, gone: Any, **settled: Any) -> None:
+    """Takes a lane in memory for empty when one of its records is gone. Postgres forgets none of the others."""
+    records = Counter(gone)
+    for topic, key in records:
+        records[topic, key] = max(records[topic, key], lanes._waiting.get(topic, Counter())[key])
+    _gone(lanes, records.elements(), **settled)
 
 
 def forget_diverted(lanes: ParkedLanes) -> None:
@@ -137,22 +141,13 @@ def forget_diverted(lanes: ParkedLanes) -> None:
     _begin_asking(lanes)
 
 
-def none_leave(_: ParkedLanes) -> list[int]:
-    return []
-
-
-def believe(lanes: ParkedLanes, asked: Any, waiting: Any) -> None:
-    lanes._is_answer_old = False
-    _answered(lanes, asked, waiting)
-
-
 def together(_: Caution, rows: Sequence[Any], *, parked: bool) -> Iterator[Sequence[Any]]:
     yield rows
 
 
 _entry = Batch.entry
+_gone = ParkedLanes.gone
 _begin_asking = ParkedLanes.begin_asking
-_answered = ParkedLanes.answered
 
 
 class Remembers(Reading):
