@@ -37,7 +37,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from airflow_outbox.harvest.protocol.ledger import Parked, expanded, runs
@@ -157,13 +156,16 @@ class ParkedLanes:
     def settled(self, batch: int) -> None:
         """What the batches up to this one have diverted or published is in the parked table, or gone from there."""
         self._settled = batch
+        for published in [published for published in self._unparked if published <= batch]:
+            del self._unparked[published]
 
     def begin_asking(self) -> None:
-        """Forget what Postgres has answered, and leave to it what it knows by now."""
+        """Forget what Postgres has answered, and leave to it what it knows by now. Only here: its last answers were
+        given before it knew that.
+        """
         self._answers.clear()
-        for batches in (self._diverted, self._unparked):
-            for batch in [batch for batch in batches if batch <= self._settled]:
-                del batches[batch]
+        for batch in [batch for batch in self._diverted if batch <= self._settled]:
+            del self._diverted[batch]
         while self._lanes > self.most_lanes:
             topic = max(self._waiting, key=lambda topic: len(self._waiting[topic]))
             keys = self._waiting.pop(topic)
@@ -189,7 +191,7 @@ class ParkedLanes:
     @property
     def leaving(self) -> Sequence[int]:
         """The numbers of records that are published, and may still be in the parked table."""
-        return tuple(chain.from_iterable(self._unparked.values()))
+        return tuple(number for numbers in self._unparked.values() for number in numbers)
 
     def answered(self, lanes: Iterable[Lane], waiting: Collection[Lane]) -> None:
         """Postgres has answered which of these lanes are waiting. An answer is void when something was discarded
@@ -252,7 +254,7 @@ class ParkedLanes:
         lanes = list(lanes)
         self._is_answer_old = True
         self._answers.clear()
-        self._unparked.update(unparked or {})
+        self._unparked.update({batch: ids for batch, ids in (unparked or {}).items() if batch > self._settled})
         self._leave(lanes)
         self.admit({topic for topic, _ in lanes})
 

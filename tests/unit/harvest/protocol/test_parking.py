@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_outbox.harvest.protocol.parking import Caution
+from airflow_outbox.harvest.protocol.parking import Caution, ParkedLanes
 from airflow_outbox.values.refusals import Cause, Refusal
 
 REFUSED = Refusal(Cause.REFUSED, "simulated")
@@ -122,3 +122,14 @@ def test_an_unclear_error_narrows_as_any_other() -> None:
     caution = Caution()
     caution.failed([2, 3], "simulated", certain=False, explained=False, unclear=True, parked=False)
     assert portions(caution, [1, 2, 3, 4]) == [[1], [2], [3], [4]]
+
+
+def test_published_records_leave_until_their_batch_is_settled() -> None:
+    lanes = ParkedLanes({}, (), {"t": 3})
+    lanes.gone([("t", "k")], unparked={1: [7]})
+    assert lanes.leaving == (7,)
+    lanes.settled(1)
+    assert lanes.leaving == ()
+    lanes.settled(2)
+    lanes.gone([("t", "k")], unparked={2: [8]})  # heard of later
+    assert lanes.leaving == ()
