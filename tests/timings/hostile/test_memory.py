@@ -18,6 +18,18 @@ TOO_LARGE = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_he
 PARKED = """INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
 SELECT 'to-be-made-' || {topic}, 'parked', repeat('v', 900000) FROM generate_series(1, 400)"""
 
+KEYS, FEW = 1_500_000, 90_000
+MANY_KEYS = f"""INSERT INTO outbox_parked (
+    id, create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values, transaction_id, incarnation, cause
+)
+SELECT n, now(), {{topic}} || CASE WHEN n > {KEYS} THEN '-of-few' ELSE '' END, 'parked-' || n, ARRAY[]::text[],
+    ARRAY[]::text[], '3', 1, 'too_large'
+FROM generate_series(1, {KEYS + FEW}) AS n"""
+BEHIND_THEM = f"""INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
+SELECT {{topic}}, 'parked-' || n, 'must wait' FROM generate_series(1, {KEYS}, {KEYS // 1000}) AS n"""
+WITH_THEM = 125
+"""Megabytes. A leader that knew every parked key would need more than 200."""
+
 
 def execute(innocents: Innocents, statement: str) -> None:
     with psycopg.connect(innocents.outbox.database, autocommit=True) as connection:
@@ -65,3 +77,18 @@ def test_parked_records_are_retried_a_few_at_a_time(innocents: Innocents) -> Non
             innocents.around("SELECT 1")
         innocents.stand(named=None)
         innocents.stay_small()
+
+
+@pytest.mark.long(mode="atomic")
+@pytest.mark.long(mode="at least once")
+def test_a_leader_stays_small_however_many_keys_are_parked(innocents: Innocents) -> None:
+    with innocents.harvested() as leader:
+        execute(innocents, MANY_KEYS)
+        leader.popen.kill()
+    with innocents.harvested():  # takes over, and finds them
+        innocents.around(BEHIND_THEM)
+        innocents.wait_until(lambda: innocents.outbox.left() == 0, "records behind parked ones are not parked")
+        assert innocents.outbox.query("SELECT count(*) FROM outbox_parked") == [(KEYS + FEW + 1000,)]
+        innocents.around("SELECT 1")
+        innocents.stand(named=None)
+        innocents.stay_small(most=WITH_THEM)
