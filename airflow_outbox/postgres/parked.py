@@ -74,8 +74,8 @@ class ParkedTable:
 
     def lanes(self, *, most: int) -> tuple[dict[str, Counter[Key]], set[str], dict[str, int]]:
         """Return how many records wait in each lane, by topic and short key; the topics that are parked whole; and how
-        many records wait in each topic whose lanes are left out. Of topics with at most this many records together, the
-        smallest first, none is. Large keys are not in memory at once.
+        many records wait in each topic whose lanes are left out. These are the topics with the most records: all others
+        have at most `most` records together. Large keys are not in memory at once.
         """
         counted: dict[str, int] = {}
         topics: list[str] = []

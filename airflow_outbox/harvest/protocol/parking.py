@@ -27,9 +27,10 @@ Invariants:
 Diverted records are written into the batch's ledger entry before they are moved, so that a successor completes the
 move.
 
-Which lanes wait is in memory while they are few. Of very many, the topics with most of them are *counted*: before rows
-of such a topic are divided, Postgres is asked which of their lanes wait. Two things it can't know, and both are kept
-here until it does: the lanes that batches under way divert, and the records that they publish from the parked table.
+The parked lanes are in memory while they are few. When they are very many, the topics with the most of them are only
+*counted*: before rows of such a topic are divided, Postgres is asked which of their lanes wait. It does not know two
+things yet, and these are kept here until it does: the lanes that batches under way divert, and the records that they
+publish from the parked table.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _PORTIONS = 100  # into which suspects are divided; waiting for each takes some 
 
 _MOST_TRIES = 3  # of a parked record, by itself
 
-MOST_LANES = 100_000  # in memory: some 25 MB
+MOST_LANES = 100_000  # in memory: some 12 MB
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 """A record as a tuple that begins with id, topic and key: a row that was read, or one that was marked."""
@@ -150,11 +151,11 @@ class ParkedLanes:
         return self._records
 
     def begin(self, batch: int) -> None:
-        """What is diverted from now on is in the parked table when this batch is settled."""
+        """Postgres knows all that is diverted from now on when this batch is settled."""
         self._batch = batch
 
     def settled(self, batch: int) -> None:
-        """What the batches up to this one have diverted or published is in the parked table, or gone from there."""
+        """Postgres knows what the batches up to this one have diverted, or published from the parked table."""
         self._settled = batch
         for published in [published for published in self._unparked if published <= batch]:
             del self._unparked[published]
