@@ -261,6 +261,8 @@ class ExactlyOnceTerm(Term):
             diversion = self._dividing.divert(piece.rows, refusals, refused=piece.refused, set_aside=piece.set_aside)
             if diversion:
                 self._retry.releases.diverted(batch.number)
+                if self._dividing.parked.are_answers_old:
+                    self._retry.releases.wanted()
             batch.divert(piece, diversion)
             rows += diversion.published
             streaming = piece.streaming

@@ -35,6 +35,11 @@ ParkedLanes.most_lanes = 0
 main()
 """
 """The harvesting child, which keeps no parked lane in memory: as it is with very many."""
+FEW_AT_A_TIME = """
+from airflow_outbox.postgres import parked
+
+parked._MOST_CHANGED = 100
+"""
 KEYS = 200
 
 
@@ -110,6 +115,26 @@ def test_a_topic_that_is_made_goes_on_while_records_keep_coming(
         for value in map(int, values(outbox, topic)):
             lanes.setdefault(value % KEYS, []).append(value)
         assert lanes == {key: list(range(key, written, KEYS)) for key in range(KEYS)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_others_go_on_while_very_many_are_discarded(
+    database: str, kafka: EmbeddedKafka, topic_prefix: str, mode: str
+) -> None:
+    outbox = make_outbox(database, bootstrap=kafka.bootstrap, topic=topic_prefix + "data", limits=CALM, **MODES[mode])
+    outbox.query(
+        "INSERT INTO outbox_parked (id, create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values,"
+        f" transaction_id, incarnation, cause) SELECT n, now(), '{outbox.topic}', n, '{{}}', '{{}}', '3', 1, 'headers'"
+        " FROM generate_series(1, 30000) AS n"
+    )
+    left = "SELECT count(*) FROM outbox_parked WHERE discarded_at IS NULL"
+    with harvested(outbox, sys.executable, "-c", FEW_AT_A_TIME + LANES_IN_POSTGRES):
+        ask(outbox, "discard", Choice(everything=True))
+        wait_until(lambda: outbox.query(left) < [(30000,)], doing="discarding")
+        outbox.stash(10)
+        wait_until(lambda: outbox.left() == 0, doing="publishing others")
+        assert outbox.query(left) > [(0,)]
+        assert len(outbox.committed()) == 10
 
 
 @pytest.fixture

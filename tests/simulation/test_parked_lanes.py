@@ -100,13 +100,7 @@ def test_it_does_not_wait_for_a_discarded_one_of_which_postgres_has_told() -> No
 
 
 def test_it_would_wait_for_ever_if_old_answers_were_believed() -> None:
-    answered = ParkedLanes.answered
-
-    def believed(lanes: ParkedLanes, *answer: Any) -> None:
-        lanes._is_answer_old = False
-        answered(lanes, *answer)
-
-    with patch.object(ParkedLanes, "answered", believed):
+    with patch.object(ParkedLanes, "are_answers_old", property(lambda _: False, lambda *_: None), create=True):
         assert _published_behind_a_discarded_one() == []
 
 

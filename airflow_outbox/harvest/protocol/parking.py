@@ -141,7 +141,8 @@ class ParkedLanes:
         self._lanes = sum(map(len, lanes.values()))
         self._topics = set(topics)
         self._answers: dict[Lane, bool] = {}  # whether records of the lane are in the parked table, by short keys
-        self._is_answer_old = False
+        self.are_answers_old = False
+        """Whether records went since Postgres was asked. Others may wait behind them now, and have to be released."""
         self._batch = self._settled = 0
         self._diverted: dict[int, set[Lane]] = {}  # by the batch that diverts them
         self._unparked: dict[int, Collection[int]] = {}  # by the batch that publishes them
@@ -165,6 +166,7 @@ class ParkedLanes:
         given before it knew that.
         """
         self._answers.clear()
+        self.are_answers_old = False
         for batch in [batch for batch in self._diverted if batch <= self._settled]:
             del self._diverted[batch]
         while self._lanes > self.most_lanes:
@@ -177,7 +179,6 @@ class ParkedLanes:
         """The lanes of these rows that are in Postgres only, and about which it has not answered yet."""
         if not self._counted:
             return ()
-        self._is_answer_old = False
         found: dict[Lane, Lane] = {}
         for row in rows:
             topic, key = row[TOPIC], row[KEY]
@@ -195,11 +196,8 @@ class ParkedLanes:
         return tuple(number for numbers in self._unparked.values() for number in numbers)
 
     def answered(self, lanes: Iterable[Lane], waiting: Collection[Lane]) -> None:
-        """Postgres has answered which of these lanes are waiting. An answer is void when something was discarded
-        meanwhile: a record must not wait for one that is gone.
-        """
-        if not self._is_answer_old:
-            self._answers.update((_short(*lane), lane in waiting) for lane in lanes)
+        """Postgres has answered which of these lanes are waiting."""
+        self._answers.update((_short(*lane), lane in waiting) for lane in lanes)
 
     def divert(self, rows: Sequence[Row], refusals: Mapping[int, Refusal]) -> Diversion[Row]:
         """Divide rows, in their order, by what is parked and by `refusals`, which are by id."""
@@ -253,8 +251,7 @@ class ParkedLanes:
         record will tell.
         """
         lanes = list(lanes)
-        self._is_answer_old = True
-        self._answers.clear()
+        self.are_answers_old = True
         self._unparked.update({batch: ids for batch, ids in (unparked or {}).items() if batch > self._settled})
         self._leave(lanes)
         self.admit({topic for topic, _ in lanes})
