@@ -105,7 +105,7 @@ def may_read(
     """The outbox is known to Airflow (otherwise 404), and the visitor may read it (otherwise 403)."""
     found = finder.find()
     key = _named(outbox)
-    if key is None or key not in found.outboxes:
+    if key is None or (key not in found.outboxes and not found.uses(key)):
         if not visitor.sees_plugins():  # does not tell which outboxes there are
             raise HTTPException(status.HTTP_403_FORBIDDEN, "You may not see this outbox.")
         raise HTTPException(
@@ -114,7 +114,7 @@ def may_read(
         )
     if not visitor.may_read(found, key):
         raise HTTPException(status.HTTP_403_FORBIDDEN, "You may not see this outbox.")
-    return Asked(visitor, key, found.outboxes[key], visitor.may_act(found, key), visitor.may_see_values(found, key))
+    return Asked(visitor, key, found.uses(key), visitor.may_act(found, key), visitor.may_see_values(found, key))
 
 
 def _named(outbox: str) -> OutboxKey | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -48,6 +48,12 @@ class OutboxKey:
     def outbox(self) -> OutboxName:
         return OutboxName.parse(self.name)
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Connection, schema and table: the same whether the usual schema is named or not."""
+        name = self.outbox
+        return self.conn_id, name.schema or _USUAL_SCHEMA, name.table
+
     def __str__(self) -> str:
         return f"{self.conn_id}:{self.name}"
 
@@ -68,10 +74,8 @@ class KeyPattern:
     pattern: OutboxPattern
 
     def means(self, key: OutboxKey) -> bool:
-        name = key.outbox
-        return self.conn_id == key.conn_id and self.pattern.matches(
-            name.schema or _USUAL_SCHEMA, name.table, path=(_USUAL_SCHEMA,)
-        )
+        conn_id, schema, table = key.place
+        return self.conn_id == conn_id and self.pattern.matches(schema, table, path=(_USUAL_SCHEMA,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +114,27 @@ class Found:
     outboxes: Mapping[OutboxKey, tuple[Use, ...]] = field(default_factory=dict)
     templated: tuple[Use, ...] = ()
 
+    def patterns(self) -> Mapping[str, Sequence[OutboxPattern]]:
+        """Return the patterns by their Airflow connection, in order."""
+        found: dict[str, set[OutboxPattern]] = {}
+        for use in self.templated:
+            if use.pattern is not None:
+                found.setdefault(use.pattern.conn_id, set()).add(use.pattern.pattern)
+        return {conn_id: sorted(found[conn_id], key=lambda pattern: pattern.text) for conn_id in sorted(found)}
+
+    def also(self, keys: Iterable[OutboxKey]) -> Found:
+        """Return the same with these outboxes, which are there because patterns mean them."""
+        known = {key.place for key in self.outboxes}
+        more = {key: uses for key in keys if key.place not in known and (uses := self.uses(key))}
+        return Found(dict(sorted({**self.outboxes, **more}.items())), self.templated)
+
+    def uses(self, key: OutboxKey) -> tuple[Use, ...]:
+        """Return the uses of an outbox, also of one that only patterns mean."""
+        return self.outboxes.get(key, ()) or tuple(_by_patterns(self.templated, key))
+
     def dags(self, key: OutboxKey, *roles: TaskRole) -> list[str]:
         """Return the Dags that use an outbox, in one of these roles, if any are given."""
-        uses = self.outboxes.get(key, ())
+        uses = self.uses(key)
         return sorted({use.dag_id for use in uses if not roles or use.role in roles})
 
     def of_dag(self, dag_id: str) -> list[Use]:
@@ -132,11 +154,16 @@ def assembled(uses: Iterable[Use], configured: Iterable[OutboxKey]) -> Found:
             templated.append(use)
         else:
             outboxes.setdefault(use.key, set()).add(use)
-    for use in templated:
-        for key in filter(use.pattern.means, outboxes) if use.pattern is not None else ():
-            outboxes[key].add(replace(use, key=key, pattern=None))
+    for key, found in outboxes.items():
+        found.update(_by_patterns(templated, key))
     by_name = {key: tuple(sorted(outboxes[key], key=_order)) for key in sorted(outboxes)}
     return Found(by_name, tuple(sorted(templated, key=_order)))
+
+
+def _by_patterns(uses: Iterable[Use], key: OutboxKey) -> list[Use]:
+    """The uses of an outbox by those whose patterns mean it, in order."""
+    meant = (use for use in uses if use.pattern is not None and use.pattern.means(key))
+    return sorted((replace(use, key=key, pattern=None) for use in meant), key=_order)
 
 
 def _order(use: Use) -> tuple[str, str, str]:

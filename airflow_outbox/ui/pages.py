@@ -18,6 +18,7 @@ from airflow_outbox.operate.details import HOUR, Details, Past, read_details, re
 from airflow_outbox.operate.overview import Overview, read_overview
 from airflow_outbox.postgres.health_history import DAY
 from airflow_outbox.postgres.names import OutboxName
+from airflow_outbox.postgres.resting import find_outboxes
 from airflow_outbox.ui import airflow
 from airflow_outbox.ui.access import Asked, Visitor, finder, may_read, may_read_dag, signed_in
 from airflow_outbox.ui.charts import Chart, chart
@@ -25,6 +26,7 @@ from airflow_outbox.ui.outboxes import Found, OutboxKey, Use
 from airflow_outbox.ui.query_pool import Answer, PageQuery, QueryPool, Session
 from airflow_outbox.ui.rendering import assets, page
 from airflow_outbox.values.judging import unknown
+from airflow_outbox.values.outbox_list import OutboxPattern
 from airflow_outbox.values.verdict import BY_GRAVITY, State, Verdict
 
 router = APIRouter()
@@ -41,6 +43,8 @@ _PATIENCE = 0.7
 """Seconds after which a list is shown, whoever has not answered by then."""
 _PAST_AGE = 9.0
 """The same for charts: a point comes every ten."""
+_MEANT_AGE = 30.0
+"""The same for what patterns mean, as for what is found in Dags."""
 
 
 @cache
@@ -80,8 +84,8 @@ class ListedOutbox:
 @router.get("/")
 async def all_outboxes(request: Request, visitor: Annotated[Visitor, Depends(signed_in)]) -> Response:
     """All outboxes that the visitor may read."""
-    keys = await run_in_threadpool(readable, visitor, finder)
-    rows = await rows_of(keys)
+    found = await all_found()
+    rows = await rows_of(await run_in_threadpool(readable, visitor, found))
     troubled = sum(row.verdict.state is not State.HEALTHY for row in rows)
     return page(request, "all.html", rows=rows, troubled=troubled)
 
@@ -115,7 +119,7 @@ async def one_outbox(request: Request, asked: Annotated[Asked, Depends(may_read)
 @router.get("/dag")
 async def dag_tab(request: Request, visitor: Annotated[Visitor, Depends(may_read_dag)], dag_id: str) -> Response:
     """The outboxes of a Dag."""
-    found = await run_in_threadpool(finder.find)
+    found = await all_found()
     return await _tab(request, "Dag", found.of_dag(dag_id))
 
 
@@ -124,7 +128,7 @@ async def task_tab(
     request: Request, visitor: Annotated[Visitor, Depends(may_read_dag)], dag_id: str, task_id: str
 ) -> Response:
     """The outboxes of a task."""
-    found = await run_in_threadpool(finder.find)
+    found = await all_found()
     return await _tab(request, "task", [use for use in found.of_dag(dag_id) if use.task_id == task_id])
 
 
@@ -144,9 +148,20 @@ async def asset(file: str) -> Response:
     return Response(content, media_type=kind, headers=kept)
 
 
-def readable(visitor: Visitor, finder: airflow.Finder) -> list[OutboxKey]:
+async def all_found() -> Found:
+    """Return what Airflow knows, and what patterns mean: a database that is silent tells it later."""
+    found = await run_in_threadpool(finder.find)
+    patterns = found.patterns()
+    queries = [
+        PageQuery(conn_id, ("meant", tuple(some)), partial(_ask_meant, conn_id, some), max_age=_MEANT_AGE)
+        for conn_id, some in patterns.items()
+    ]
+    answers: list[Answer[Any]] = await pool().ask_all(queries, patience=_PATIENCE)
+    return found.also(key for answer in answers for key in answer.value or ())
+
+
+def readable(visitor: Visitor, found: Found) -> list[OutboxKey]:
     """Return the outboxes that a visitor may read (403 where he never may see any)."""
-    found: Found = finder.find()
     if visitor.sees_plugins():
         return list(found.outboxes)
     keys = [key for key in found.outboxes if visitor.may_read(found, key)]
@@ -172,6 +187,15 @@ async def rows_of(keys: Iterable[OutboxKey]) -> list[ListedOutbox]:
         for key, answer in zip(wanted, answers, strict=True)
     ]
     return sorted(rows, key=lambda row: (BY_GRAVITY.index(row.verdict.state), row.key.name, row.key.conn_id))
+
+
+def _ask_meant(conn_id: str, patterns: Sequence[OutboxPattern], session: Session) -> list[OutboxKey]:
+    """The outboxes that the patterns mean, each named as its pattern is, with a schema or without."""
+    return [
+        OutboxKey.of(conn_id, str(OutboxName(None, found.name.table) if pattern.schema is None else found.name))
+        for pattern in patterns
+        for found in find_outboxes(session.connection, [pattern])[0]
+    ]
 
 
 def _ask_overview(name: OutboxName, session: Session) -> Overview:

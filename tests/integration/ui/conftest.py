@@ -19,7 +19,7 @@ from airflow_outbox.postgres.connection import connect
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.schema import init_outbox
 
-OUTBOXES = ("harvested", "watched", "configured", "sharded", "clustered")
+OUTBOXES = ("harvested", "watched", "configured", "sharded", "clustered", "tenant_a", "shop_a.outbox")
 
 
 @pytest.fixture(scope="package")
@@ -28,6 +28,7 @@ def outboxes(postgres: EmbeddedPostgres) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     database = postgres.create_database(name)
     with connect(database, purpose="test") as connection:
+        connection.execute("CREATE SCHEMA shop_a")
         for table in OUTBOXES:
             init_outbox(connection, OutboxName.parse(table), key_type="varchar(100)")
         add_clusters(connection, OutboxName.parse("clustered"), ["west"])

@@ -30,7 +30,12 @@ def page_of(visitor: httpx.Client, outbox: str, state: str) -> str:
 
 def test_all_outboxes_are_found(visitors: dict[str, httpx.Client]) -> None:
     texts: list[str] = []
-    wait_until(lambda: texts.append(visitors["viewer"].get("./").raise_for_status().text) or "NO LEADER" in texts[-1])
+
+    def has_all() -> bool:
+        texts.append(visitors["viewer"].get("./").raise_for_status().text)
+        return "NO LEADER" in texts[-1] and "shop_a.outbox" in texts[-1]
+
+    wait_until(has_all, doing=lambda: texts[-1])
     text = texts[-1]
     found = set(re.findall(r'data-key="([^"]+)"', text))
     assert found >= {
@@ -38,11 +43,13 @@ def test_all_outboxes_are_found(visitors: dict[str, httpx.Client]) -> None:
         "postgres_default:configured",
         "postgres_default:harvested",
         "postgres_default:sharded",
+        "postgres_default:shop_a.outbox",
+        "postgres_default:tenant_a",
         "postgres_default:watched",
         "silent:harvested",
         "unknown_connection:lost",
     }
-    assert len(found) <= 8  # and the demo's, where tests with a browser have run before
+    assert len(found) <= 10  # and the demo's, where tests with a browser have run before
     assert "isn't defined" in html.unescape(text)  # the connections that nobody made
 
 
@@ -101,6 +108,27 @@ def test_an_outbox_without_a_leader_names_the_dag_that_should_lead(visitors: dic
     text = page_of(visitors["viewer"], "postgres_default:harvested", "NO LEADER")
     assert "No Dag harvests it" not in text
     assert '<a href="/a/base/dags/harvesting" data-out>harvesting</a> harvests it' in text
+
+
+def test_an_outbox_that_only_a_pattern_means_names_its_dag(visitors: dict[str, httpx.Client]) -> None:
+    for outbox in ("postgres_default:tenant_a", "postgres_default:shop_a.outbox"):
+        text = page_of(visitors["viewer"], outbox, "NO LEADER")
+        assert '<a href="/a/base/dags/matching" data-out>matching</a> harvests it' in text
+    missing = visitors["viewer"].get("one", params={"outbox": "postgres_default:tenant_z"}).raise_for_status()
+    assert "UNKNOWN" in missing.text
+    assert visitors["viewer"].get("one", params={"outbox": "postgres_default:tenant_zz"}).status_code == 404
+
+
+def test_a_dags_tab_has_what_its_pattern_means(visitors: dict[str, httpx.Client]) -> None:
+    texts: list[str] = []
+
+    def has_both() -> bool:
+        texts.append(visitors["viewer"].get("dag", params={"dag_id": "matching"}).raise_for_status().text)
+        return {"postgres_default:tenant_a", "postgres_default:shop_a.outbox"} == set(
+            re.findall(r'data-key="([^"]+)"', texts[-1])
+        )
+
+    wait_until(has_both, doing=lambda: texts[-1])
 
 
 def test_an_outbox_whose_connection_is_missing_says_what_to_do(visitors: dict[str, httpx.Client]) -> None:

@@ -162,6 +162,20 @@ def test_who_harvests_by_a_pattern_harvests_each_known_outbox_that_it_means() ->
     assert [use.key for use in known.of_dag("all")] == [None, one]
 
 
+def test_an_outbox_that_only_a_pattern_means_is_used_by_its_dag() -> None:
+    patterns = [KeyPattern("pg", OutboxPattern.parse(text)) for text in ("out*", "tenant_?.*")]
+    uses = [Use("d", "harvest", TaskRole.HARVESTS, None, pattern=pattern) for pattern in patterns]
+    usual, tenant, other = (OutboxKey("pg", name) for name in ("outbox", "tenant_1.outbox", "tenant_10.outbox"))
+    named = assembled([*uses, Use("e", "stash", TaskRole.WRITES, usual)], [])
+    assert named.patterns() == {"pg": [pattern.pattern for pattern in patterns]}
+    assert named.dags(tenant, TaskRole.HARVESTS) == ["d"]
+    assert named.uses(other) == ()
+    found = named.also([OutboxKey("pg", "public.outbox"), tenant, other])
+    assert list(found.outboxes) == [usual, tenant]
+    assert found.dags(usual) == ["d", "e"]
+    assert [use.key for use in found.of_dag("d")] == [None, None, usual, tenant]
+
+
 def test_what_no_outbox_can_be_called_stops_nothing() -> None:
     with DAG("d", schedule=None) as dag:
         OutboxStashOperator(task_id="wrong", records=[], outbox="not a name")

@@ -24,5 +24,8 @@ watched = OutboxHarvestTrigger(outbox="watched")
 with DAG("watching", schedule=Asset("x://watched", watchers=[AssetWatcher(name="harvest", trigger=watched)])):
     OutboxHarvestSensor(task_id="other", outbox="harvested", postgres_conn_id="silent")
 
+with DAG("matching", schedule=None):
+    OutboxHarvestSensor(task_id="harvest", outbox=["tenant_?", "shop_?.out*"])
+
 with DAG("without", schedule=None):
     pass
