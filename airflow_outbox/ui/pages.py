@@ -45,6 +45,8 @@ _PAST_AGE = 9.0
 """The same for charts: a point comes every ten."""
 _MEANT_AGE = 30.0
 """The same for what patterns mean, as for what is found in Dags."""
+_meant: dict[str, Sequence[OutboxKey]] = {}
+"""The outboxes that patterns mean, by Airflow connection, as its database last told."""
 
 
 @cache
@@ -84,10 +86,11 @@ class ListedOutbox:
 @router.get("/")
 async def all_outboxes(request: Request, visitor: Annotated[Visitor, Depends(signed_in)]) -> Response:
     """All outboxes that the visitor may read."""
-    found = await all_found()
+    found, problems = await all_found()
     rows = await rows_of(await run_in_threadpool(readable, visitor, found))
     troubled = sum(row.verdict.state is not State.HEALTHY for row in rows)
-    return page(request, "all.html", rows=rows, troubled=troubled)
+    problems = problems if visitor.sees_plugins() else ()
+    return page(request, "all.html", rows=rows, troubled=troubled, problems=problems)
 
 
 @router.get("/one")
@@ -119,7 +122,7 @@ async def one_outbox(request: Request, asked: Annotated[Asked, Depends(may_read)
 @router.get("/dag")
 async def dag_tab(request: Request, visitor: Annotated[Visitor, Depends(may_read_dag)], dag_id: str) -> Response:
     """The outboxes of a Dag."""
-    found = await all_found()
+    found, _ = await all_found()
     return await _tab(request, "Dag", found.of_dag(dag_id))
 
 
@@ -128,7 +131,7 @@ async def task_tab(
     request: Request, visitor: Annotated[Visitor, Depends(may_read_dag)], dag_id: str, task_id: str
 ) -> Response:
     """The outboxes of a task."""
-    found = await all_found()
+    found, _ = await all_found()
     return await _tab(request, "task", [use for use in found.of_dag(dag_id) if use.task_id == task_id])
 
 
@@ -148,8 +151,10 @@ async def asset(file: str) -> Response:
     return Response(content, media_type=kind, headers=kept)
 
 
-async def all_found() -> Found:
-    """Return what Airflow knows, and what patterns mean: a database that is silent tells it later."""
+async def all_found() -> tuple[Found, Sequence[str]]:
+    """Return all outboxes, also those that only patterns mean, and why some of these are not known. If a database
+    is silent, its last answer counts.
+    """
     found = await run_in_threadpool(finder.find)
     patterns = found.patterns()
     queries = [
@@ -157,7 +162,10 @@ async def all_found() -> Found:
         for conn_id, some in patterns.items()
     ]
     answers: list[Answer[Any]] = await pool().ask_all(queries, patience=_PATIENCE)
-    return found.also(key for answer in answers for key in answer.value or ())
+    told = dict(zip(patterns, answers, strict=True))
+    _meant.update({conn_id: answer.value for conn_id, answer in told.items() if answer.value is not None})
+    problems = [answer.problem for conn_id, answer in told.items() if conn_id not in _meant]
+    return found.also(key for conn_id in patterns for key in _meant.get(conn_id, ())), problems
 
 
 def readable(visitor: Visitor, found: Found) -> list[OutboxKey]:

@@ -34,7 +34,7 @@ def make_outboxes(database: str, count: int) -> list[OutboxKey]:
 
 
 def rendered(rows: list[ListedOutbox]) -> str:
-    given = {"base": "", "status": 200, "rows": rows, "troubled": len(rows)}
+    given = {"base": "", "status": 200, "rows": rows, "troubled": len(rows), "problems": ()}
     return environment().get_template("all.html").render(given)
 
 

@@ -8,10 +8,12 @@ import re
 import httpx
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import Json
 from support.api_server import ApiServer
 from support.harvesting import wait_until
 
+from airflow_outbox.demo.embedded.postgres import EmbeddedPostgres
 from airflow_outbox.postgres.cluster_rows import add_clusters
 from airflow_outbox.postgres.names import OutboxName
 
@@ -51,6 +53,7 @@ def test_all_outboxes_are_found(visitors: dict[str, httpx.Client]) -> None:
     }
     assert len(found) <= 10  # and the demo's, where tests with a browser have run before
     assert "isn't defined" in html.unescape(text)  # the connections that nobody made
+    assert "Outboxes are missing here" in text  # of a pattern there
 
 
 def test_nobody_is_asked_to_log_in(visitors: dict[str, httpx.Client]) -> None:
@@ -117,6 +120,30 @@ def test_an_outbox_that_only_a_pattern_means_names_its_dag(visitors: dict[str, h
     missing = visitors["viewer"].get("one", params={"outbox": "postgres_default:tenant_z"}).raise_for_status()
     assert "UNKNOWN" in missing.text
     assert visitors["viewer"].get("one", params={"outbox": "postgres_default:tenant_zz"}).status_code == 404
+
+
+def test_what_a_pattern_means_is_unknown_while_its_database_is_away(
+    visitors: dict[str, httpx.Client], postgres: EmbeddedPostgres, outboxes: str
+) -> None:
+    """It does not vanish from the list."""
+    database = conninfo_to_dict(outboxes)["dbname"]
+    texts: list[str] = []
+
+    def shows(state: str) -> bool:
+        texts.append(visitors["viewer"].get("./").raise_for_status().text)
+        row = re.search(r'data-key="postgres_default:tenant_a".*?</tr>', texts[-1], re.DOTALL)
+        return row is not None and state in row[0]
+
+    wait_until(lambda: shows("NO LEADER"), doing=lambda: texts[-1])
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false".encode())
+        try:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database])
+            wait_until(lambda: shows("UNKNOWN"), doing=lambda: texts[-1])
+            assert shows("UNKNOWN"), "the page had known that it is away, and has forgotten the outbox"
+        finally:
+            connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true".encode())
+    wait_until(lambda: shows("NO LEADER"), doing=lambda: texts[-1])
 
 
 def test_a_dags_tab_has_what_its_pattern_means(visitors: dict[str, httpx.Client]) -> None:

@@ -93,7 +93,7 @@ def rendered(template: str, **values: object) -> str:
 
 def several() -> str:
     found = overview()
-    return rendered("all.html", rows=[ListedOutbox(KEY, found.verdict, found)], troubled=1)
+    return rendered("all.html", rows=[ListedOutbox(KEY, found.verdict, found)], troubled=1, problems=[EVIL])
 
 
 def tab() -> str:

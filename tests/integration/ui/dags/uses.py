@@ -27,5 +27,8 @@ with DAG("watching", schedule=Asset("x://watched", watchers=[AssetWatcher(name="
 with DAG("matching", schedule=None):
     OutboxHarvestSensor(task_id="harvest", outbox=["tenant_?", "shop_?.out*"])
 
+with DAG("lost", schedule=None):
+    OutboxHarvestSensor(task_id="harvest", outbox=["lost_*"], postgres_conn_id="unknown_connection")
+
 with DAG("without", schedule=None):
     pass
