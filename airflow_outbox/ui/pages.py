@@ -87,9 +87,10 @@ class ListedOutbox:
 async def all_outboxes(request: Request, visitor: Annotated[Visitor, Depends(signed_in)]) -> Response:
     """All outboxes that the visitor may read."""
     found, problems = await all_found()
-    rows = await rows_of(await run_in_threadpool(readable, visitor, found))
+    keys, sees_all = await run_in_threadpool(_readable, visitor, found)
+    rows = await rows_of(keys)
     troubled = sum(row.verdict.state is not State.HEALTHY for row in rows)
-    problems = problems if visitor.sees_plugins() else ()
+    problems = problems if sees_all else ()
     return page(request, "all.html", rows=rows, troubled=troubled, problems=problems)
 
 
@@ -168,15 +169,15 @@ async def all_found() -> tuple[Found, Sequence[str]]:
     return found.also(key for conn_id in patterns for key in _meant.get(conn_id, ())), problems
 
 
-def readable(visitor: Visitor, found: Found) -> list[OutboxKey]:
-    """Return the outboxes that a visitor may read (403 where he never may see any)."""
+def _readable(visitor: Visitor, found: Found) -> tuple[list[OutboxKey], bool]:
+    """The outboxes that a visitor may read, and whether he may read all (403 where he may read none)."""
     if visitor.sees_plugins():
-        return list(found.outboxes)
+        return list(found.outboxes), True
     keys = [key for key in found.outboxes if visitor.may_read(found, key)]
     if not keys:
         problem = "You may see no outbox: you need a Dag that uses one, or the right to see plugins."
         raise HTTPException(_FORBIDDEN, problem)
-    return keys
+    return keys, False
 
 
 async def rows_of(keys: Iterable[OutboxKey]) -> list[ListedOutbox]:
