@@ -28,7 +28,7 @@ from airflow_outbox.errors import ConfigurationError, PostgresError
 from airflow_outbox.harvest.config import HarvestConfig
 from airflow_outbox.harvest.settings_base import Duration
 from airflow_outbox.operate.many import read_statuses
-from airflow_outbox.operate.status import ClusterStatus, OutboxStatus, ShardStatus, read_status
+from airflow_outbox.operate.status import ClusterStatus, MemberStatus, OutboxStatus, ShardStatus, read_status
 from airflow_outbox.postgres.health_history import DAY, read_history
 from airflow_outbox.postgres.layout import read_layout
 from airflow_outbox.values.judging import unknown
@@ -210,12 +210,20 @@ def _show(found: OutboxStatus | Verdict, config: HarvestConfig, *, output: str) 
     if not console.is_terminal:
         console.width = WIDTH_IN_FILES
     show(found, console, session_timeout=config.limits.session_timeout)
+    if isinstance(found, OutboxStatus) and found.members:
+        console.print(plain(f"members: {'; '.join(_member(each) for each in found.members)}"))
     for cluster in found.clusters if isinstance(found, OutboxStatus) else ():
         console.print(plain(_cluster(cluster)))
     if isinstance(found, OutboxStatus) and found.positions is not None:
         console.print(plain(_positions(found.positions)))
     if isinstance(found, OutboxStatus) and (line := _layout(found.layout, config)) is not None:
         console.print(plain(line))
+
+
+def _member(member: MemberStatus) -> str:
+    if member.standing == "silent":
+        return f"{member.member} was last heard from {in_words(max(0.0, member.silent_for))} ago"
+    return f"{member.member} {member.standing}"
 
 
 def _cluster(cluster: ClusterStatus) -> str:

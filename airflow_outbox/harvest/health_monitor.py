@@ -1,21 +1,25 @@
 """A member looks at the outbox as operators do, whoever leads: at verdict and metrics, over a connection of its own.
 
 Every five seconds it reports the metrics, and the verdict when that is news. Whoever else asks shares the newest look,
-which is at most a second old.
+which is at most a second old. As often, it tells operators that it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from airflow_outbox import __version__
 from airflow_outbox.errors import OutboxError
 from airflow_outbox.harvest.measures import Measures
 from airflow_outbox.harvest.metric_values import of_member, of_outbox
 from airflow_outbox.harvest.ports import Events
+from airflow_outbox.harvest.postgres_table import member_name
 from airflow_outbox.harvest.threaded_connection import ReopenedConnection, within
+from airflow_outbox.postgres.statements import Statements
 from airflow_outbox.postgres.table import OutboxTable
 from airflow_outbox.postgres.verdict_facts import read_facts
 from airflow_outbox.values.judging import judge, unknown
@@ -27,6 +31,7 @@ _SHARE = 20
 """A look that takes long, for dead rows, is followed by a pause of this many times as long, up to a minute."""
 _LONGEST_INTERVAL = 60.0
 _FRESH = 1.0
+_CLOSING_TIME = 1.0
 NO_PARTS: Mapping[str, str] = {}
 LONGEST_LOOK = 3.0
 """Seconds until Postgres counts as not reachable."""
@@ -68,6 +73,7 @@ class HealthMonitor:
         self._one_at_a_time = asyncio.Lock()
         self._newest: HealthReport | None = None
         self._told: tuple[object, ...] | None = None
+        self._is_known = False
 
     async def run(self) -> None:
         """Look and report until cancelled. A new member needs some seconds to be elected: they are no news."""
@@ -78,6 +84,20 @@ class HealthMonitor:
             look = await self.look()
             interval = min(max(_INTERVAL, _SHARE * (now() - began)), _LONGEST_INTERVAL) if look.facts else _INTERVAL
             self._tell(look)
+
+    async def tell_members(self) -> None:
+        """Tell operators every five seconds that this member is there, until cancelled.
+
+        It never fails. Without Postgres, or the right to tell them, they see only whether it leads.
+        """
+        now = self._measures.now
+        began = now()
+        while True:
+            self._is_known = True  # it may be, even if there is no answer
+            with contextlib.suppress(OutboxError):
+                async with self._one_at_a_time, within(LONGEST_LOOK):
+                    await self._connection.call(_is_there, now() - began)
+            await asyncio.sleep(_INTERVAL)
 
     async def look(self, *, oldest: float | None = None) -> HealthReport:
         """Return how the outbox is doing, as of at most this many seconds ago (None: one); it takes at most three."""
@@ -94,8 +114,12 @@ class HealthMonitor:
         """Return all metrics' present values."""
         return self._samples(await self.look())
 
-    def close(self) -> None:
-        """End the connection."""
+    async def close(self) -> None:
+        """Tell operators that this member has ended, unless Postgres takes too long, and end the connection."""
+        if self._is_known:
+            with contextlib.suppress(OutboxError, TimeoutError):
+                async with asyncio.timeout(_CLOSING_TIME):
+                    await self._connection.call(_has_ended)
         self._connection.end()
 
     async def _look(self) -> HealthReport:
@@ -133,6 +157,15 @@ class HealthMonitor:
 
 def _facts(table: OutboxTable) -> Facts:
     return read_facts(table.connection, table.name)
+
+
+def _is_there(table: OutboxTable, seconds: float) -> None:
+    values = {"member": member_name(), "release": __version__, "age": seconds}
+    Statements(table.connection, table.name).execute("member.tell", values)
+
+
+def _has_ended(table: OutboxTable) -> None:
+    Statements(table.connection, table.name).execute("member.over", {"member": member_name()})
 
 
 def _text(time: datetime | None) -> str | None:

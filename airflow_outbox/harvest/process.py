@@ -191,7 +191,7 @@ async def harvest(
         with contextlib.suppress(OutboxError):
             await teller.tell((TroubleKind.KAFKA, str(error), None))
         teller.end()
-        monitor.close()
+        await monitor.close()
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
         raise
@@ -214,6 +214,7 @@ async def harvest(
     reaching = asyncio.create_task(_reach(until, lambda: member.table))
     stopping = asyncio.create_task(stop.wait())
     monitoring = asyncio.create_task(monitor.run())
+    being_there = asyncio.create_task(monitor.tell_members())
     noting = asyncio.create_task(history.run())
     try:
         await asyncio.wait({running, reaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -222,15 +223,14 @@ async def harvest(
             await member.stop(grace)
         await running
     finally:
-        tasks = (running, reaching, stopping, tending, replicating, telling, monitoring, noting)
+        tasks = (running, reaching, stopping, tending, replicating, telling, monitoring, being_there, noting)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if tracing is not None:
             await tracing.close(grace / 2)
-    monitor.close()
     history.close()
-    await teller.close()
+    await asyncio.gather(monitor.close(), teller.close())
     events("ended", reason=reason, published=member.published)
     if endpoint is not None:
         await asyncio.to_thread(endpoint.close)

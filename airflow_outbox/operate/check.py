@@ -36,7 +36,7 @@ from airflow_outbox.values.layout import Layout
 from airflow_outbox.values.moments import moment
 
 _OLDEST_SERVER = 130000  # xid8 and pg_current_xact_id()
-_WRITTEN = ("state", "shard", "ledger", "parked", "undeleted", "trouble", "positions", "history")
+_WRITTEN = ("state", "shard", "ledger", "parked", "undeleted", "trouble", "member", "positions", "history")
 _TOPICS_LOOKED_AT = 1000
 _TOPICS_NAMED = 3
 _LOCKED_FOR = 2.0

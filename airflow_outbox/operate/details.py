@@ -13,7 +13,15 @@ from psycopg.rows import class_row
 
 from airflow_outbox.errors import OutboxMissingError
 from airflow_outbox.operate.overview import MANY, Overview, Shape, read_overview
-from airflow_outbox.operate.status import ClusterStatus, Holder, ShardStatus, clusters_of, judged
+from airflow_outbox.operate.status import (
+    ClusterStatus,
+    Holder,
+    MemberStatus,
+    ShardStatus,
+    clusters_of,
+    judged,
+    read_members,
+)
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.health_history import DAY, read_history
 from airflow_outbox.postgres.statements import Statements
@@ -39,7 +47,8 @@ class ShardProgress:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """One outbox. `dead_rows` is a rough number; `leaders` and `shards` have an item for each shard.
+    """One outbox. `dead_rows` is a rough number; `leaders` and `shards` have an item for each shard. `members` are the
+    processes that harvest it by itself.
 
     `shards_wanted` is how many somebody asks for (None: no change). `groups` are those that the replicator of positions
     saw that was heard last, first those that need somebody; of many, some.
@@ -54,6 +63,7 @@ class Details:
     leaders: tuple[ShardStatus, ...]
     shards: tuple[ShardProgress, ...]
     oldest_holder: Holder | None
+    members: tuple[MemberStatus, ...] = ()
     groups: tuple[SeenGroup, ...] = ()
 
     @property
@@ -84,7 +94,7 @@ class Past:
 
 
 def read_details(connection: psycopg.Connection[Any], shape: Shape) -> Details:
-    """Read them and change nothing: five statements, and one more where positions are replicated.
+    """Read them and change nothing: six statements, and one more where positions are replicated.
 
     Raises OutboxMissingError, PostgresError.
     """
@@ -105,6 +115,7 @@ def read_details(connection: psycopg.Connection[Any], shape: Shape) -> Details:
         leaders=tuple(judged(leading, overview.facts, overview.facts.thresholds)),
         shards=shards,
         oldest_holder=Holder(*holder) if holder else None,
+        members=tuple(read_members(connection, name)),
         groups=tuple(SeenGroup.parse(each) for each in seen[0]) if seen else (),
     )
 

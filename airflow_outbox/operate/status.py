@@ -78,6 +78,26 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A process that harvests the outbox: its release, since when it is there, and which shards it leads.
+
+    `silent_for` is how many seconds ago it was last heard from. `standing` is "silent" if that is too long, "leads", or
+    "stands by".
+    """
+
+    member: str
+    release: str
+    started_at: datetime
+    silent_for: float
+    shards: list[int]
+    standing: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_silent = abs(self.silent_for) > _SILENCE
+        object.__setattr__(self, "standing", "silent" if is_silent else "leads" if self.shards else "stands by")
+
+
+@dataclass(frozen=True, slots=True)
 class Leader:
     """The member that leads a shard, and its view; `member` is None where nobody leads."""
 
@@ -106,6 +126,8 @@ class OutboxStatus:
     - `dead_rows` is roughly how many purged rows Postgres still keeps
     - `oldest_holder` makes it keep them for longest (None: none that the role may see)
     - `layout` says how many shards there are, and are to be
+    - `members` are the processes that harvest it, those that were heard last first, at most 100; without those that
+      harvest many outboxes
     - `clusters` are the outbox's, the primary first (empty: there is one)
     - `positions` is what the replicator of positions saw that was heard last (None: there is none)
     - `doubt` says why nobody can tell what is published: harvesting is halted, or the database has another history than
@@ -127,9 +149,12 @@ class OutboxStatus:
     layout: Layout = field(default_factory=Layout)
     clusters: list[ClusterStatus] = field(default_factory=list)
     positions: PositionsReport | None = None
+    members: list[MemberStatus] = field(default_factory=list)
 
 
 _DEFAULTS = Thresholds()
+_SILENCE = 15.0
+"""Seconds after which a member counts as silent. It tells every five that it is there."""
 
 
 def read_status(
@@ -164,6 +189,7 @@ def read_status(
         layout=read_layout(connection, name),
         clusters=clusters_of(facts),
         positions=newest(facts.positions),
+        members=read_members(connection, name),
     )
 
 
@@ -172,6 +198,12 @@ def read_shards(connection: psycopg.Connection[Any], name: OutboxName) -> list[S
     name = located(connection, name)
     with translated(name), connection.cursor(row_factory=class_row(ShardStatus)) as cursor:
         return cursor.execute(Statements(connection, name).composed("status.status")).fetchall()
+
+
+def read_members(connection: psycopg.Connection[Any], name: OutboxName) -> list[MemberStatus]:
+    """Read which processes harvest the outbox, by one statement; its name has its schema. Raises PostgresError."""
+    with translated(name), connection.cursor(row_factory=class_row(MemberStatus)) as cursor:
+        return cursor.execute(Statements(connection, name).composed("member.list")).fetchall()
 
 
 def clusters_of(facts: Facts) -> list[ClusterStatus]:

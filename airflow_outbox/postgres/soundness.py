@@ -28,6 +28,7 @@ KINDS = {
     "undeleted": "table",
     "published": "view",
     "trouble": "table",
+    "member": "table",
     "positions": "table",
     "history": "table",
     "trail": "table",

@@ -32,6 +32,7 @@ _BESIDE = (
     "loaded",
     "asked",
     "trouble",
+    "member",
     "positions",
     "history",
     "trail",

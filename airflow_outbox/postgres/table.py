@@ -45,7 +45,7 @@ from airflow_outbox.values.pages import ANY_BYTES
 from airflow_outbox.values.records import Snapshot
 from airflow_outbox.values.verdict import Thresholds
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 SHARD = 0
 
 

@@ -23,7 +23,7 @@
 | `archive.sql` | the statements about the archive |
 | `tickets.sql` | the statements about tickets |
 | `spark.sql` | the statements of Spark's writes |
-| `verdict.sql`, `trouble.sql` | the facts of the verdict; what a member tells of itself |
+| `verdict.sql`, `trouble.sql`, `member.sql` | the facts of the verdict; what a member tells of itself |
 | `positions.sql` | what replicators of positions see |
 | `overview.sql` | what the page in Airflow's UI shows |
 | `health_history.sql` | how the outbox was doing in the last day |

@@ -20,6 +20,7 @@ SELECT has_table_privilege(%(outbox)s, 'SELECT') AND has_table_privilege(%(outbo
        (SELECT bool_and(has_table_privilege(%(parked)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS parked,
        (SELECT bool_and(has_table_privilege(%(undeleted)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS undeleted,
        (SELECT bool_and(has_table_privilege(%(trouble)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS trouble,
+       (SELECT bool_and(has_table_privilege(%(member)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS member,
        (SELECT bool_and(has_table_privilege(%(positions)s, wanted)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted) AS positions,
        has_table_privilege(%(history)s, 'SELECT') AND has_table_privilege(%(history)s, 'INSERT') AND (
            SELECT bool_and(has_column_privilege(%(history)s, name, 'UPDATE'))

@@ -37,7 +37,7 @@ GRANT UPDATE (published, published_at, in_flight, rate, highest_id, watermark, c
 GRANT UPDATE (ledger_topic_id, witnessed_batch, ledger_offset, transactional_ids, skipped) ON {ledger} TO {role};
 GRANT UPDATE (part, since, reason, lacks) ON {cluster} TO {role};
 GRANT SELECT, INSERT, DELETE ON {owed}, {owed_rows} TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {parked}, {undeleted}, {trouble}, {positions} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {parked}, {undeleted}, {trouble}, {member}, {positions} TO {role};
 GRANT SELECT, INSERT ON {history} TO {role};
 GRANT UPDATE (noted_at, state, backlog, backlog_is_exact, oldest_age, rate, latency_p50, latency_p99) ON {history} TO {role};
 GRANT SELECT, INSERT (action, on_behalf_of, matched, reason, records) ON {trail} TO {role};
@@ -46,7 +46,7 @@ GRANT SELECT ON {published} TO {role};
 -- look --
 -- To look: read everything, change nothing.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {outbox}, {state}, {shard}, {ledger}, {cluster}, {owed}, {owed_rows}, {commits}, {adopted}, {parked}, {undeleted}, {published}, {trouble}, {positions}, {history}, {trail} TO {role};
+GRANT SELECT ON {outbox}, {state}, {shard}, {ledger}, {cluster}, {owed}, {owed_rows}, {commits}, {adopted}, {parked}, {undeleted}, {published}, {trouble}, {member}, {positions}, {history}, {trail} TO {role};
 
 -- harvest_archive --
 -- And to move published records into the archive, and to delete records from its default partition.

@@ -218,7 +218,7 @@ CREATE TABLE {undeleted} (
 );
 CREATE INDEX ON {undeleted} (tried_at);
 
-INSERT INTO {state} (outbox_id, schema_version) VALUES (gen_random_uuid(), 18);
+INSERT INTO {state} (outbox_id, schema_version) VALUES (gen_random_uuid(), 19);
 INSERT INTO {shard} (shard, outbox_id, incarnation, secret) SELECT 0, outbox_id, incarnation, secret FROM {state};
 INSERT INTO {ledger} (shard) VALUES (0);
 INSERT INTO {cluster} (name, part) VALUES ('primary', 'primary');
@@ -248,6 +248,14 @@ CREATE TABLE {trouble} (
     since   TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     told_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     shard   INTEGER
+);
+
+-- The processes that harvest, whether they lead or stand by: a row each, told every few seconds.
+CREATE TABLE {member} (
+    member     TEXT PRIMARY KEY,
+    release    TEXT NOT NULL,
+    started_at TIMESTAMPTZ NOT NULL,
+    told_at    TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
 );
 
 -- Consumer groups' positions as replicators saw them when they looked last: a row each. `report` sums it up; `groups` are

@@ -24,6 +24,7 @@ TAKEN = {
     "outbox_parked": "TABLE {} (id bigint)",
     "outbox_undeleted": "TABLE {} (id bigint)",
     "outbox_trouble": "TABLE {} (id bigint)",
+    "outbox_member": "TABLE {} (id bigint)",
     "outbox_positions": "TABLE {} (id bigint)",
     "outbox_history": "TABLE {} (id bigint)",
     "outbox_trail": "TABLE {} (id bigint)",

@@ -297,7 +297,7 @@ def test_a_harvesting_role_that_lacks_one_right_is_told(leader: Leader, database
             assert len(found := says()) == 1
             assert f'"outbox_{table}"' in found[0]
             leader.connection.execute(f"GRANT UPDATE ({column}) ON outbox_{table} TO {user}".encode())
-        for table in ("parked", "undeleted", "trouble", "history", "positions"):
+        for table in ("parked", "undeleted", "trouble", "member", "history", "positions"):
             leader.connection.execute(f"REVOKE INSERT ON outbox_{table} FROM {user}".encode())
             assert len(found := says()) == 1
             assert f'"outbox_{table}"' in found[0]

@@ -30,7 +30,8 @@ from airflow_outbox.values.records import Snapshot
 
 AS_OF_VERSION_14 = (
     "ALTER TABLE outbox_cluster DROP COLUMN lacks CASCADE; ALTER TABLE outbox_ledger DROP COLUMN skipped;"
-    " ALTER TABLE outbox_state DROP COLUMN attach_closing; DROP TABLE outbox_positions, outbox_undeleted;"
+    " ALTER TABLE outbox_state DROP COLUMN attach_closing;"
+    " DROP TABLE outbox_positions, outbox_undeleted, outbox_member;"
     " UPDATE outbox_state SET schema_version = 14"
 )
 

@@ -84,6 +84,10 @@ STATEMENTS = {
     "read what members can't do": "SELECT * FROM app.outbox_trouble",
     "tell what a member can't do": "INSERT INTO app.outbox_trouble (member, kind, error) VALUES ('m', 'kafka', 'e')",
     "take back what a member can't do": "DELETE FROM app.outbox_trouble",
+    "read which members there are": "SELECT * FROM app.outbox_member",
+    "tell that a member is there": "INSERT INTO app.outbox_member (member, release, started_at)"
+    " VALUES ('m', '1', now())",
+    "tell that a member has ended": "DELETE FROM app.outbox_member",
     "read what replicators of positions see": "SELECT * FROM app.outbox_positions",
     "tell what a replicator of positions sees": "INSERT INTO app.outbox_positions (member, report, groups)"
     " VALUES ('m', '{}', '[]')",

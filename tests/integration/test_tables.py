@@ -61,7 +61,7 @@ def test_migrating_goharvests_table_ends_where_schema_sql_begins(connection: psy
     assert init_outbox(connection, old) == [f"migrated {old} from schema version 0 to {SCHEMA_VERSION}"]
     init_outbox(connection, new)
     tables = ("state", "shard", "ledger", "cluster", "owed", "owed_rows")
-    for suffix in (*tables, "commits", "published", "undeleted", "trouble", "history", "trail"):
+    for suffix in (*tables, "commits", "published", "undeleted", "trouble", "member", "history", "trail"):
         assert table_shape(connection, old.text(suffix)) == table_shape(connection, new.text(suffix))
     definitions = [
         connection.execute(f"SELECT pg_get_viewdef('{schema}.outbox_published')".encode()).fetchall()[0][0]

@@ -34,6 +34,7 @@ NEW = (
     "outbox_owed_rows",
     "outbox_undeleted",
     "outbox_trouble",
+    "outbox_member",
     "outbox_positions",
     "outbox_history",
     "outbox_trail",

@@ -67,7 +67,7 @@ ALTER TABLE outbox_commits DROP COLUMN incarnation, DROP COLUMN owner, ADD PRIMA
 DROP TRIGGER asked ON outbox_parked;
 DROP TRIGGER requested ON outbox_parked;
 DROP FUNCTION outbox_asked;
-DROP TABLE outbox_undeleted, outbox_trouble, outbox_positions, outbox_history, outbox_trail;
+DROP TABLE outbox_undeleted, outbox_trouble, outbox_member, outbox_positions, outbox_history, outbox_trail;
 DROP FUNCTION outbox_pruned;
 ALTER TABLE outbox_parked ALTER COLUMN kafka_key SET NOT NULL;
 ALTER TABLE outbox DROP CONSTRAINT headers_have_one_dimension, DROP CONSTRAINT id_can_be_read;
@@ -78,7 +78,7 @@ CREATE INDEX ON outbox_parked (cause, kafka_topic) WHERE discarded_at IS NULL AN
 CREATE INDEX ON outbox_parked (kafka_topic, kafka_key, number) WHERE discarded_at IS NULL;
 UPDATE outbox_leader SET schema_version = 4, transactional_id = 'the only one'
 """
-"""Takes from a new outbox what schema versions 5 to 18 have added; the triggers against loaded rows stay."""
+"""Takes from a new outbox what schema versions 5 to 19 have added; the triggers against loaded rows stay."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from support.browser import Visit
 
 pytestmark = [pytest.mark.timed, pytest.mark.long]
 
-SEEN_WITHIN = 5.5
+SEEN_WITHIN = 5.0
 """Seconds after which somebody who looks sees that Kafka is gone."""
 
 

@@ -133,7 +133,7 @@ async def test_a_postgres_that_says_nothing_is_given_up_and_tried_again(
         while (await scene.monitor.look()).verdict.state is not State.HEALTHY:
             pass
     answered.set()
-    scene.monitor.close()
+    await scene.monitor.close()
 
 
 async def test_looks_that_take_long_are_seldom(scene: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_outbox.operate.details import Details, ShardProgress
 from airflow_outbox.operate.overview import Overview
-from airflow_outbox.operate.status import Holder, ShardStatus
+from airflow_outbox.operate.status import Holder, MemberStatus, ShardStatus
 from airflow_outbox.ui import rendering
 from airflow_outbox.ui.access import Asked, Visitor
 from airflow_outbox.ui.outboxes import KeyPattern, OutboxKey, TaskRole, Use
@@ -79,6 +79,11 @@ def one() -> str:
         leaders=tuple(leaders),
         shards=(ShardProgress(0, EVIL, EVIL, 1, {EVIL: 3}, NOW),),
         oldest_holder=Holder("session", EVIL, 1, 3.0),
+        members=(
+            MemberStatus("a:1", "1.0", NOW, 2.0, [0, 1]),
+            MemberStatus(EVIL, EVIL, NOW, 3.0, []),
+            MemberStatus("c:3", "1.0", NOW, 16.0, [1]),
+        ),
         groups=(SeenGroup(EVIL, GroupState.LEFT_ALONE, EVIL, {EVIL: 7}, NOW, EVIL),),
     )
     asked = Asked(Visitor(None), KEY, USES, may_act=True, may_see_values=True)
@@ -128,6 +133,16 @@ def test_the_policy_allows_all_that_a_page_has(made: object) -> None:
 def test_the_tiles_of_an_outbox_add_up_what_its_leaders_do() -> None:
     tiles = dict(re.findall(r"<dt>(.+?)</dt><dd>(.*?)</dd>", one()))
     assert (tiles["Records/s"], tiles["In flight"]) == ("1.5", "7")
+
+
+def test_members_lead_or_stand_by_or_say_nothing() -> None:
+    cells = re.findall(r'data-key="member.*?</tr>', one(), re.DOTALL)
+    texts = [" ".join(Elements(f"<tr {cell}").text.split()) for cell in cells]
+    assert [re.sub(".*(?=leads|stands|silent)", "", text).partition(" 2026")[0] for text in texts] == [
+        "leads shards 0, 1",
+        "stands by",
+        "silent",
+    ]
 
 
 def test_no_text_turns_others_round() -> None:
