@@ -33,7 +33,7 @@ MOST_MS = {GENTLE_RATE: {"p50": 7.0, "p99": 20.0}, 5000.0: {"p99": 40.0}}
 MOST_IDLE_PERCENT = 2.0
 WARM_UP_SECONDS, WARM_UPS = 30.0, 2
 """Kafka's Java process is at full speed after about a minute of transactions."""
-RIVALS = (verdicts.GOHARVEST, verdicts.DEBEZIUM_TUNED)
+RIVALS = (verdicts.GOHARVEST, verdicts.DEBEZIUM_TUNED, verdicts.DEBEZIUM_EXACTLY_ONCE)
 
 
 def say(text: str) -> None:

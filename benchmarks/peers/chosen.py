@@ -57,6 +57,7 @@ def for_a_backlog(given: argparse.Namespace) -> Iterator[Contender | Absent]:
         yield Debezium(verdicts.DEBEZIUM)
         yield Debezium(verdicts.DEBEZIUM_TUNED, debezium.TUNED)
         yield Debezium(verdicts.DEBEZIUM_WARM, debezium.TUNED, is_warm=True)
+        yield Debezium(verdicts.DEBEZIUM_EXACTLY_ONCE, debezium.TUNED | debezium.EXACTLY_ONCE, is_warm=True)
     else:
         yield Absent(verdicts.DEBEZIUM, reason)
 
@@ -71,7 +72,9 @@ def for_a_stream(given: argparse.Namespace) -> Iterator[Contender | Absent]:
         yield Absent(verdicts.GOHARVEST, reason)
     if (reason := _no_debezium(given)) is None:
         yield Debezium(verdicts.DEBEZIUM, is_warm=True)
-        yield Debezium(verdicts.DEBEZIUM_TUNED, debezium.TUNED | debezium.SOON, is_warm=True)
+        soon = debezium.TUNED | debezium.SOON
+        yield Debezium(verdicts.DEBEZIUM_TUNED, soon, is_warm=True)
+        yield Debezium(verdicts.DEBEZIUM_EXACTLY_ONCE, soon | debezium.EXACTLY_ONCE, is_warm=True)
     else:
         yield Absent(verdicts.DEBEZIUM, reason)
 

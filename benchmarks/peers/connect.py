@@ -1,4 +1,4 @@
-"""Kafka Connect, standalone, with Debezium's Postgres connector: its jars, its process, and its control by HTTP."""
+"""Kafka Connect with Debezium's Postgres connector: its jars, its process, and its control by HTTP."""
 
 from __future__ import annotations
 
@@ -57,8 +57,12 @@ def _jars() -> tuple[Path, Path]:
 class Connect:
     """A running worker. A connector has a name where there are several."""
 
-    def __init__(self, workspace: Workspace, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` are the worker's, beside those that it needs. Raises ContenderError when it does not come up."""
+    def __init__(
+        self, workspace: Workspace, settings: Mapping[str, str] | None = None, *, exactly_once: bool = False
+    ) -> None:
+        """`settings` are the worker's, beside those that it needs. One that can publish exactly once is distributed,
+        others are standalone. Raises ContenderError when it does not come up.
+        """
         connect, plugin = _jars()
         plugins = workspace.folder / "plugins"  # a folder of folders
         if not plugins.exists():
@@ -69,16 +73,16 @@ class Connect:
             "bootstrap.servers": workspace.bootstrap,
             "key.converter": _STRING_CONVERTER,
             "value.converter": _STRING_CONVERTER,
-            "offset.storage.file.filename": str(workspace.folder / "connect.offsets"),
             "listeners": f"http://{LOOPBACK}:{self._port}",
             "plugin.path": str(plugins),
+            **(_of_a_group(workspace) if exactly_once else _of_its_own(workspace)),
             **(settings or {}),
         }
         file, logging = workspace.folder / "connect.properties", workspace.folder / "log4j2.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in worker.items()))
         logging.write_text(LOG_SETTINGS)
         java = [str(find_java()), *HEAP, f"-Dlog4j2.configurationFile={logging.as_uri()}", "-cp", f"{connect}/*"]
-        main = "org.apache.kafka.connect.cli.ConnectStandalone"
+        main = f"org.apache.kafka.connect.cli.Connect{'Distributed' if exactly_once else 'Standalone'}"
         self.child = Child([*java, main, str(file)], log=workspace.folder / "connect.log")
         self.child.wait_for("Kafka Connect started", within=_START_SECONDS)
 
@@ -122,3 +126,16 @@ class Connect:
                 return json.loads(answer.read() or "null")
         except urllib.error.HTTPError as error:
             raise ContenderError(f"Kafka Connect refuses {method} {path}: {error.read().decode()}") from error
+
+
+def _of_its_own(workspace: Workspace) -> dict[str, str]:
+    """The settings of a standalone worker."""
+    return {"offset.storage.file.filename": str(workspace.folder / "connect.offsets")}
+
+
+def _of_a_group(workspace: Workspace) -> dict[str, str]:
+    """The settings of the only worker of a group, on a cluster of one broker."""
+    group = f"{workspace.topic}-connect"
+    topics = {f"{kind}.storage.topic": f"{group}-{kind}" for kind in ("config", "offset", "status")}
+    copies = {f"{kind}.storage.replication.factor": "1" for kind in ("config", "offset", "status")}
+    return {"group.id": group, "exactly.once.source.support": "enabled", **topics, **copies}

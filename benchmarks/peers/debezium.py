@@ -1,8 +1,10 @@
-"""Debezium's Postgres connector with the outbox router, in Kafka Connect standalone, over its own table.
+"""Debezium's Postgres connector with the outbox router, in Kafka Connect, over its own table.
 
 It reads the log of Postgres and never deletes its rows. A turn starts it and lets it publish some rows of another
 topic, so that it has a slot and knows its place in the log. It is stopped while the backlog is loaded. Then it goes on
 in a new Java process, like all others; or, where it is to be warm, in its first one, whose code is compiled by then.
+
+Connect is standalone, which publishes at least once; or distributed, where the connector is to publish exactly once.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ TUNED = {
 """Settings that make it publish a backlog faster."""
 SOON = {"poll.interval.ms": 10}
 """Settings that make it publish a record sooner."""
+EXACTLY_ONCE = {"exactly.once.support": "required", "transaction.boundary": "poll"}
+"""Settings with which each batch that Connect gets from it is a Kafka transaction, with its place in the log."""
 _WARM_UP_ROWS = 2000
 _START_SECONDS = 60.0
 _STREAMING = "Starting streaming"
@@ -115,7 +119,7 @@ class _DebeziumTurn(Turn):
     def begin(self) -> Child:
         asked = time.monotonic()
         if self._connect is None:
-            self._connect = Connect(self._workspace)
+            self._connect = Connect(self._workspace, exactly_once="exactly.once.support" in self._connector)
             self._connect.run(self._connector)
         else:
             self._connect.resume()

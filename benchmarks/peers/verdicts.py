@@ -18,6 +18,7 @@ GOHARVEST_BEST = "goharvest, best limits"
 DEBEZIUM = "debezium"
 DEBEZIUM_TUNED = "debezium, tuned"
 DEBEZIUM_WARM = "debezium, tuned and warm"
+DEBEZIUM_EXACTLY_ONCE = "debezium, exactly once"
 OURS = (EXACTLY_ONCE, AT_LEAST_ONCE)
 MOST_MB = 200.0
 FIRST_WITHIN = 0.24
@@ -49,6 +50,7 @@ TARGETS = (
     Target((EXACTLY_ONCE, "keys"), (GOHARVEST_BEST, "keys"), 40),
     Target((EXACTLY_ONCE, "keys"), (DEBEZIUM_TUNED, "keys"), 5),
     Target((EXACTLY_ONCE, "keys"), (DEBEZIUM_WARM, "keys"), 5),
+    Target((EXACTLY_ONCE, "keys"), (DEBEZIUM_EXACTLY_ONCE, "keys"), 5),
     Target((EXACTLY_ONCE, "hot"), (EXACTLY_ONCE, "keys"), 0.9),
     Target((EXACTLY_ONCE, "large"), (BARE_LOOP, "large"), 0.8),
     Target((AT_LEAST_ONCE, "keys"), (GOHARVEST, "keys"), 10),
