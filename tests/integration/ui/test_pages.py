@@ -69,10 +69,26 @@ def test_one_outbox_says_how_it_is_doing(visitors: dict[str, httpx.Client], outb
         connection.execute("DELETE FROM watched")
         connection.execute("INSERT INTO watched (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, 12)")
     text = page_of(visitors["viewer"], "postgres_default:watched", "HEALTHY")
-    assert "a &lt;b&gt;member&lt;/b&gt;" in text
+    assert re.search(r'data-label="Leader">a &lt;b&gt;member&lt;/b&gt;<', text)
     assert 'aria-label="Clusters"' not in text  # there is one
     assert "<dd>12</dd>" in text
     assert 'href="/a/base/dags/watching"' in text
+
+
+def test_members_that_lead_and_stand_by_are_shown(visitors: dict[str, httpx.Client], outboxes: str) -> None:
+    with psycopg.connect(outboxes, autocommit=True) as connection:
+        connection.execute("UPDATE watched_shard SET member = 'a:1'")
+
+        def standings() -> list[tuple[str, str]]:
+            connection.execute("DELETE FROM watched_member")
+            connection.execute(
+                "INSERT INTO watched_member (member, release, started_at)"
+                " SELECT member, '1.0', now() FROM unnest(ARRAY['a:1', 'b <i>2</i>']) AS member ORDER BY member"
+            )
+            text = visitors["viewer"].get("one", params={"outbox": "postgres_default:watched"}).text
+            return re.findall(r'data-key="member (.+?)".*?data-label="Standing">(.+?)<', text, re.DOTALL)
+
+        wait_until(lambda: sorted(standings()) == [("a:1", "leads"), ("b &lt;i&gt;2&lt;/i&gt;", "stands by")])
 
 
 def test_each_of_several_clusters_is_shown(visitors: dict[str, httpx.Client], outboxes: str) -> None:
