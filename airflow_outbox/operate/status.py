@@ -126,8 +126,7 @@ class OutboxStatus:
     - `dead_rows` is roughly how many purged rows Postgres still keeps
     - `oldest_holder` makes it keep them for longest (None: none that the role may see)
     - `layout` says how many shards there are, and are to be
-    - `members` are the processes that harvest it, those that were heard last first, at most 100; without those that
-      harvest many outboxes
+    - `members` are the processes that harvest it, at most 100; without those that harvest many outboxes
     - `clusters` are the outbox's, the primary first (empty: there is one)
     - `positions` is what the replicator of positions saw that was heard last (None: there is none)
     - `doubt` says why nobody can tell what is published: harvesting is halted, or the database has another history than
@@ -201,9 +200,12 @@ def read_shards(connection: psycopg.Connection[Any], name: OutboxName) -> list[S
 
 
 def read_members(connection: psycopg.Connection[Any], name: OutboxName) -> list[MemberStatus]:
-    """Read which processes harvest the outbox, by one statement; its name has its schema. Raises PostgresError."""
+    """Read which processes harvest the outbox, by one statement: leaders first, silent ones last. The outbox's name has
+    its schema. Raises PostgresError.
+    """
     with translated(name), connection.cursor(row_factory=class_row(MemberStatus)) as cursor:
-        return cursor.execute(Statements(connection, name).composed("member.list")).fetchall()
+        found = cursor.execute(Statements(connection, name).composed("member.list")).fetchall()
+    return sorted(found, key=lambda each: (each.standing == "silent", each.standing != "leads", each.member))
 
 
 def clusters_of(facts: Facts) -> list[ClusterStatus]:

@@ -15,7 +15,7 @@ ON CONFLICT (member) DO UPDATE SET release = EXCLUDED.release, started_at = EXCL
 DELETE FROM {member} WHERE member = %(member)s
 
 -- list --
--- The members, those that were heard last first, and the shards that each leads.
+-- The members that were heard last, and the shards that each leads.
 SELECT member, release, started_at, extract(epoch FROM clock_timestamp() - told_at)::float8 AS silent_for,
        ARRAY(SELECT shard FROM {shard} AS fence WHERE fence.member = known.member AND slots IS DISTINCT FROM ARRAY[]::integer[] ORDER BY shard) AS shards
 FROM {member} AS known

@@ -56,12 +56,14 @@ def test_a_member_that_says_nothing_is_silent_and_gone_an_hour_later(outbox: Out
     outbox.query(
         "INSERT INTO outbox_member (member, release, started_at, told_at) VALUES"
         " ('a:1', '0.1.0', now() - interval '2 hours', clock_timestamp() - interval '16 s'),"
-        " ('b:2', '0.1.0', now() - interval '2 hours', clock_timestamp() - interval '61 minutes')"
+        " ('b:2', '0.1.0', now() - interval '2 hours', clock_timestamp() - interval '61 minutes'),"
+        " ('c:3', '0.1.0', now() - interval '2 hours', clock_timestamp() + interval '10 s')"
     )
-    assert standing(outbox) == {1: "silent", 2: "silent"}
+    assert [*standing(outbox).items()] == [(3, "stands by"), (1, "silent"), (2, "silent")]
     member = Process(CHILD, first_line={"config": outbox.settings})
     try:
-        wait_until(lambda: standing(outbox) == {member.popen.pid: "leads", 1: "silent"})
+        wait_until(lambda: next(iter(standing(outbox).items())) == (member.popen.pid, "leads"))
+        assert standing(outbox).keys() == {member.popen.pid, 3, 1}
     finally:
         member.end()
 
