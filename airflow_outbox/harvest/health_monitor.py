@@ -85,7 +85,7 @@ class HealthMonitor:
             interval = min(max(_INTERVAL, _SHARE * (now() - began)), _LONGEST_INTERVAL) if look.facts else _INTERVAL
             self._tell(look)
 
-    async def tell_members(self) -> None:
+    async def tell_presence(self) -> None:
         """Tell operators every five seconds that this member is there, until cancelled.
 
         It never fails. Without Postgres, or the right to tell them, they see only whether it leads.

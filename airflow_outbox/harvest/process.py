@@ -214,7 +214,7 @@ async def harvest(
     reaching = asyncio.create_task(_reach(until, lambda: member.table))
     stopping = asyncio.create_task(stop.wait())
     monitoring = asyncio.create_task(monitor.run())
-    being_there = asyncio.create_task(monitor.tell_members())
+    being_there = asyncio.create_task(monitor.tell_presence())
     noting = asyncio.create_task(history.run())
     try:
         await asyncio.wait({running, reaching, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -103,5 +103,22 @@ class MortalTopic:
 
     def lanes_from(self, first: int) -> dict[str, list[int]]:
         """The numbers of each key from `first` on, as they were written."""
-        numbers = range(first, self.written)
-        return {key: [n for n in numbers if n % len(KEYS) == place] for place, key in enumerate(KEYS)}
+        return {key: self._numbers(key, first) for key in KEYS}
+
+    def lanes_after_deletion(self, lanes: dict[str, list[int]]) -> dict[str, list[int]]:
+        """What was written since the deletion, if the first numbers in `lanes` are the first that the deleted topic did
+        not take. It took whole transactions. At least once, each of its partitions took records until its broker
+        stopped it, and they stop one after the other.
+        """
+        at_least_once = self.outbox.settings.get("delivery") == "at_least_once"
+
+        def partition(key: str) -> int:
+            return murmur2(key.encode()) % PARTITIONS if at_least_once else 0
+
+        first: dict[int, int] = {}
+        for key, numbers in lanes.items():
+            first[partition(key)] = min(numbers[0], first.get(partition(key), numbers[0]))
+        return {key: self._numbers(key, first[partition(key)]) for key in KEYS}
+
+    def _numbers(self, key: str, first: int) -> list[int]:
+        return [number for number in range(first, self.written) if KEYS[number % len(KEYS)] == key]
