@@ -182,6 +182,7 @@ def stopped(moving: Moving, replicator: Replicator, monkeypatch: pytest.MonkeyPa
     clusters.stash(200)
     reader = moving.reader("primary")
     moving.reads_all()
+    wait_until(lambda: clusters.outbox.left() == 0)  # so it is on the backup, too
     reader.ends()
     return moving
 

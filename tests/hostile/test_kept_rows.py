@@ -71,6 +71,11 @@ def verdict(innocents: Innocents) -> dict[str, Any]:
     return found
 
 
+def is_lagging(innocents: Innocents, cause: str) -> bool:
+    found = verdict(innocents)  # one look: a busy machine may think for a moment that nobody leads
+    return found["state"] == "lagging" and cause in found["cause"]
+
+
 @pytest.mark.parametrize(
     ("mode", "what"),
     [
@@ -87,8 +92,7 @@ def test_a_record_that_cannot_be_deleted_is_published_once_and_holds_up_nobody(i
         [row] = listed(innocents)
         assert (row["key"], row["cause"]) == (HELD, "undeleted")
         assert cause in row["reason"]
-        innocents.wait_until(lambda: verdict(innocents)["state"] == "lagging", "the verdict says nothing of it")
-        assert cause in verdict(innocents)["cause"]
+        innocents.wait_until(lambda: is_lagging(innocents, cause), "the verdict says nothing of it")
         found = innocents.command("check", wants=None)
         assert ("mail_event" if release == REFERS else "the trigger guard") in found
         innocents.stand(named=None)
@@ -115,7 +119,7 @@ def test_where_no_record_can_be_deleted_each_is_published_once(innocents: Innoce
             owner.execute(insert, (outbox.topic, records))
             kept = "SELECT count(*) FROM outbox_undeleted"
             innocents.wait_until(lambda: outbox.query(kept) == [(records,)], "not all are kept aside")
-            assert "can't be deleted" in verdict(innocents)["cause"]
+            innocents.wait_until(lambda: is_lagging(innocents, "can't be deleted"), "the verdict says nothing of it")
         owner.execute("DROP TRIGGER guard ON outbox")
         with innocents.harvested():
             innocents.around(lambda: None)

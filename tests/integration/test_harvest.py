@@ -387,18 +387,33 @@ def test_handover(outbox: Outbox, start: Start, tmp_path: Path) -> None:
     first = start()
     first.wait_for("progress", standing="leading")
     assert "there is no other member" in command(outbox, tmp_path, "handover", status=1)
+
+    def led() -> list[tuple[Any, ...]]:
+        return outbox.query("SELECT view FROM outbox_shard WHERE member IS NOT NULL AND begun_view = view")
+
+    def returns() -> int:
+        return sum(event["event"] == "rejoined" for event in first.events)
+
+    wait_until(led)
+    before = led()
     second = start()
-    second.wait_for("progress")
+    wait_until(lambda: led() not in ([], before))  # it has joined: that unseats the leader for a moment
     outbox.stash(5000)
-    pid = f":{second.popen.pid}"
-    wait_until(lambda: status_of(outbox, tmp_path)["shards"][0]["silent_for"] < 3)
+    pid, returned = f":{second.popen.pid}", returns()
     said = command(outbox, tmp_path, "handover")
     assert pid in said.split(" leads shard 0 instead of ")[0]
-    first.wait_for("rejoined")
+    wait_until(lambda: returns() > returned)
     wait_until(lambda: outbox.left() == 0)
     time.sleep(2)
+    leaders: list[str | None] = []
+
+    def is_led() -> bool:
+        leaders.append(status_of(outbox, tmp_path)["shards"][0]["member"])
+        return leaders[-1] is not None
+
+    wait_until(is_led)
     if not second.was_unseated:
-        assert pid in status_of(outbox, tmp_path)["shards"][0]["member"], "who has handed over does not take it back"
+        assert pid in str(leaders[-1]), "who has handed over does not take it back"
     assert outbox.by_key() == in_order(5000)
 
 

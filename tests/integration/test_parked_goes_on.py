@@ -38,7 +38,7 @@ main()
 FEW_AT_A_TIME = """
 from airflow_outbox.postgres import parked
 
-parked._MOST_CHANGED = 10
+parked._MOST_CHANGED = 1
 """
 KEYS = 200
 

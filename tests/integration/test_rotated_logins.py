@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -69,9 +70,9 @@ def test_the_verdict(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyP
         return read_verdict(HarvestConfig.validated(settings, source="test"))
 
     def status() -> str:
-        """By the file, as the harvester has it."""
+        """By the file, as the harvester has it. A busy machine may think for a moment that nobody leads (3)."""
         result = CliRunner().invoke(main, ["status", "-f", str(file)])
-        assert result.exit_code == (1 if "UNKNOWN" in result.stdout else 0), result.output
+        assert result.exit_code in ((1,) if "UNKNOWN" in result.stdout else (0, 3)), result.output
         return result.stdout
 
     with rotated_login(outbox.database) as login:
@@ -86,14 +87,20 @@ def test_the_verdict(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyP
             outbox.stash(10)
             wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
             wait_until(Served(process).is_healthy, doing=lambda: str(Served(process).health()))
-            assert status().startswith("HEALTHY")
+            wait_until(lambda: status().startswith("HEALTHY"), doing=status)
             login.rotate()
             refused = "Postgres refuses the login: "
             shown = status()
             assert shown.startswith(f"UNKNOWN: {refused}")
             assert "to do: Check the data source's user, password and database" in shown
-            wait_until(lambda: refused in Served(process).health()[1]["cause"], doing=lambda: str(process.events))
-            code, told = Served(process).health()
+            answers: list[tuple[int, dict[str, Any]]] = []
+
+            def is_refused() -> bool:
+                answers.append(Served(process).health())
+                return refused in answers[-1][1]["cause"]
+
+            wait_until(is_refused, doing=lambda: str(process.events))
+            code, told = answers[-1]
             assert (code, told["state"]) == (503, "unknown")
             assert told["remedy"] == "Check the data source's user, password and database"
             process.wait_for("verdict", state="unknown")
@@ -104,7 +111,7 @@ def test_the_verdict(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyP
             write()
             wait_until(lambda: outbox.left() == 0, doing=lambda: str(process.events))
             wait_until(lambda: look().state is State.HEALTHY, doing=lambda: str(look()))
-            assert status().startswith("HEALTHY")
+            wait_until(lambda: status().startswith("HEALTHY"), doing=status)
             wait_until(Served(process).is_healthy, doing=lambda: str(process.events))
         finally:
             process.end()

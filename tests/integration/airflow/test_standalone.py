@@ -136,7 +136,7 @@ def test_a_harvest_is_in_airflows_stats(
         """The newest value by name and tags other than the outbox."""
         return {
             (stat.name, *(f"{label}={text}" for label, text in stat.tags if label != "outbox")): stat
-            for stat in statsd.of("forever")
+            for stat in statsd.of("forever")[before:]
         }
 
     kinds = {
@@ -148,7 +148,7 @@ def test_a_harvest_is_in_airflows_stats(
     unseen = {"outbox.fencings", "outbox.harvest_restarts"}  # nothing has happened
 
     def told() -> dict[str, str]:
-        return {stat.name.removeprefix("airflow."): stat.kind for stat in statsd.of("forever")}
+        return {stat.name.removeprefix("airflow."): stat.kind for stat in statsd.of("forever")[before:]}
 
     def published() -> list[Stat]:
         return [stat for stat in statsd.of("forever")[before:] if stat.name == "airflow.outbox.published"]

@@ -125,7 +125,7 @@ async def test_topics_that_come_meanwhile_are_looked_up_together_afterwards(book
     assert await examined.examine(rows("c"))
     assert book.asked == [{"a"}]
     book.answer.set()
-    await until_known(book, "a")
+    await until_round_is_over(examined)
     book.answer.clear()
     assert await examined.examine(rows("d"))
     await until_asked(book, 2)
