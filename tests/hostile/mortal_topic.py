@@ -81,6 +81,11 @@ class MortalTopic:
         topics = "SELECT kafka_topic FROM outbox_parked WHERE cause = 'unknown_topic' AND discarded_at IS NULL"
         return (self.outbox.topic,) in self.outbox.query(topics)
 
+    def set_aside(self) -> set[int]:
+        """The numbers of its records that are set aside."""
+        found = self.outbox.query(f"SELECT kafka_value FROM outbox_parked WHERE kafka_topic = '{self.outbox.topic}'")
+        return {int(value) for (value,) in found}
+
     @property
     def is_out(self) -> bool:
         """Whether none of its records waits, nor any other."""

@@ -24,12 +24,14 @@ def test_a_topic_that_is_deleted_under_load_is_set_aside_and_goes_on_when_it_is_
             innocents.wait_until(lambda: topic.is_set_aside, "it is not set aside")
         innocents.come_out()
         innocents.stand(named="unknown_topic")
+        waiting = topic.set_aside()
         topic.make_again(partitions)
         topic.write()
         innocents.wait_until(lambda: topic.is_out, "its records wait")
         innocents.around(lambda: None)
         lanes = topic.lanes()  # what was published before the deletion went with the topic
         assert lanes == topic.lanes_after_deletion(lanes)
+        assert waiting <= {number for numbers in lanes.values() for number in numbers}
 
 
 @pytest.mark.parametrize(
