@@ -89,6 +89,7 @@ class HistoryKeeper:
         """The shards that this member leads. Those that nobody leads are noted by the first one's leader."""
         me, latency, now = member_name(), self._measures.latency, self._measures.now()
         rates = self._rates(facts) if facts.shards else {0: rate}
+        p50, p99 = latency.quantiles(0.5, 0.99, at=now) or (None, None)
         notes = []
         for each in facts.each:
             is_led_here = each.member == me
@@ -100,8 +101,8 @@ class HistoryKeeper:
                         state=judge(each, self._thresholds).state,
                         backlog=each.backlog,
                         rate=rates[each.shard or 0] if is_led_here else 0.0,
-                        latency_p50=latency.quantile(0.5, at=now) if is_led_here else None,
-                        latency_p99=latency.quantile(0.99, at=now) if is_led_here else None,
+                        latency_p50=p50 if is_led_here else None,
+                        latency_p99=p99 if is_led_here else None,
                     )
                 )
         return notes

@@ -31,15 +31,19 @@ class Summary:
         self.sum += seconds * weight
         self._recent.append((at, seconds, weight))
 
-    def quantile(self, share: float, *, at: float) -> float | None:
-        """The shortest duration that this share of the recent ones does not exceed; None if there are none."""
+    def quantiles(self, *shares: float, at: float) -> list[float]:
+        """The shortest duration that each share of the recent ones does not exceed; empty if there are none. The shares
+        are given in ascending order.
+        """
         recent = sorted((seconds, weight) for when, seconds, weight in self._recent if at - when <= _RECENT)
-        left = share * sum(weight for _, weight in recent)
+        total = sum(weight for _, weight in recent)
+        found: list[float] = []
+        passed = 0
         for seconds, weight in recent:
-            left -= weight
-            if left <= 0:
-                return seconds
-        return None
+            passed += weight
+            while len(found) < len(shares) and shares[len(found)] * total <= passed:
+                found.append(seconds)
+        return found
 
 
 class Measures:

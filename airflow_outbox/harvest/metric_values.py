@@ -93,8 +93,7 @@ def of_member(measures: Measures) -> Iterator[Sample]:
 
 
 def _summary(metric: Metric, summary: Summary, labels: Mapping[str, str] = _NONE, *, at: float) -> Iterator[Sample]:
-    for share in metrics.QUANTILES:
-        if (seconds := summary.quantile(share, at=at)) is not None:
-            yield Sample(metric, seconds, {**labels, "quantile": str(share)})
+    for share, seconds in zip(metrics.QUANTILES, summary.quantiles(*metrics.QUANTILES, at=at), strict=False):
+        yield Sample(metric, seconds, {**labels, "quantile": str(share)})
     yield Sample(metric, summary.sum, labels, "sum")
     yield Sample(metric, summary.count, labels, "count")

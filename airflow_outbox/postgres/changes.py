@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from threading import Event
 from typing import Any
 
 import psycopg
@@ -31,7 +30,6 @@ class Changes:
         self._query = query
         self._is_prepared = False
         self._last: Page | None = None
-        self._pause = Event()  # never set: its wait goes by no clock that can be set
 
     def seen(self, page: Page) -> None:
         """A page was read."""
@@ -50,7 +48,7 @@ class Changes:
         deadline = time.monotonic() + wait
         while True:
             if wait:
-                self._pause.wait(interval)
+                time.sleep(interval)
             snapshot, flushed = self._look()
             if snapshot != after:
                 return None

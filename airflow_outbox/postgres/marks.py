@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -12,6 +12,7 @@ from psycopg import sql
 from airflow_outbox.errors import PostgresError
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.purging import middle, purging_parts
+from airflow_outbox.postgres.statements import FrequentStatement
 from airflow_outbox.postgres.undeleted import refusal_of
 from airflow_outbox.values.records import MarkedRecord
 
@@ -32,12 +33,8 @@ class MarkStatements:
         """
         bounds = {"max_records": max_records, "max_bytes": max_bytes, "only_marked": only_marked}
         bounds["most_bytes"] = self._table.most_bytes
-        with translated(self._table.name), self._table.connection.cursor(binary=True) as cursor:
-            cursor.execute(
-                self._mark,
-                {"view": view, "shard": self._table.shard, **bounds},
-                prepare=True,
-            )
+        with translated(self._table.name):
+            cursor = self._mark.execute({"view": view, "shard": self._table.shard, **bounds}, binary=True)
             records = [MarkedRecord._make(row) for row in cursor]
         if not records:
             self._table.require_fence(view)
@@ -63,7 +60,7 @@ class MarkStatements:
         return cast("float | None", age)
 
     def _purge(self, view: UUID, ids: Sequence[int]) -> tuple[Any, ...]:
-        row = self._table.row("marks.purge", self._purging, view=view, ids=list(ids), batch=None, sample=middle(ids))
+        row = self._table.frequent_row(self._purging, view=view, ids=list(ids), batch=None, sample=middle(ids))
         return self._table.fenced_unless(row)
 
     def _kept(self, view: UUID, ids: Sequence[int], deleted: int) -> list[int]:
@@ -86,12 +83,12 @@ class MarkStatements:
         return self._table.statements.composed("parked.marked")
 
     @cached_property
-    def _purging(self) -> Mapping[str, sql.Composable]:
-        return purging_parts(self._table)
+    def _purging(self) -> FrequentStatement:
+        return self._table.statements.frequent("marks.purge", **purging_parts(self._table))
 
     @cached_property
-    def _mark(self) -> sql.Composed:
-        return self._table.statements.composed(
+    def _mark(self) -> FrequentStatement:
+        return self._table.statements.frequent(
             "marks.mark",
             partition=self._table.partition,
             key=self._table.key,

@@ -5,6 +5,7 @@ A statement's name says where it stands: `fence.take_over` is `take_over` in `sq
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ _BESIDE = (
     "pruned",
     "stash",
 )
+_PLACEHOLDER = re.compile(rb"%%|%\((\w+)\)s")
 
 
 def composed(name: str, outbox: OutboxName | None = None, /, **parts: sql.Composable) -> sql.Composed:
@@ -60,6 +62,28 @@ def _tables(outbox: OutboxName) -> dict[str, sql.Composable]:
     return {**names, **texts, "unless_undeleted": waiting, "known_watermark": watermark}
 
 
+class FrequentStatement:
+    """A statement that runs for each batch: composed once, and its placeholders are numbered once.
+
+    psycopg does both each time, for longer than a small batch is read. It remembers the numbers of short texts only.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], statement: sql.Composed) -> None:
+        numbers: dict[bytes, bytes] = {}
+
+        def numbered(found: re.Match[bytes]) -> bytes:
+            return b"%" if found[1] is None else numbers.setdefault(found[1], b"$%d" % (len(numbers) + 1))
+
+        self._connection = connection
+        self.text = _PLACEHOLDER.sub(numbered, statement.as_bytes(connection))
+        self.names = tuple(name.decode() for name in numbers)
+
+    def execute(self, values: Mapping[str, Any], *, binary: bool = False) -> psycopg.Cursor[Any]:
+        """Run it, prepared, with the values of its placeholders by name. Raises psycopg.Error."""
+        cursor = psycopg.RawCursor(self._connection)
+        return cursor.execute(self.text, [values[name] for name in self.names], prepare=True, binary=binary)
+
+
 class Statements:
     """The statements about one outbox, over one connection. `parts` are filled into all of them."""
 
@@ -75,6 +99,10 @@ class Statements:
     def composed(self, name: str, /, **parts: sql.Composable) -> sql.Composed:
         """Return a statement that is filled in, but not run."""
         return filled(statement(name), None, **{**self._parts, **parts})
+
+    def frequent(self, name: str, /, **parts: sql.Composable) -> FrequentStatement:
+        """Return a statement that runs for each batch."""
+        return FrequentStatement(self.connection, self.composed(name, **parts))
 
     def execute(
         self, name: str, values: Mapping[str, Any] | None = None, /, **parts: sql.Composable

@@ -20,12 +20,12 @@ from airflow_outbox.errors import FencedError, OutboxMissingError, PostgresError
 from airflow_outbox.postgres.clusters import backups_value, ledger_rows
 from airflow_outbox.postgres.columns import Column, column_types, read_columns
 from airflow_outbox.postgres.connection import OutboxConnection, located, storable
-from airflow_outbox.postgres.errors import replicated
+from airflow_outbox.postgres.errors import replicated, translated
 from airflow_outbox.postgres.layout import write_layout
 from airflow_outbox.postgres.marks import MarkStatements
 from airflow_outbox.postgres.names import OutboxName
 from airflow_outbox.postgres.soundness import require_sound
-from airflow_outbox.postgres.statements import Statements
+from airflow_outbox.postgres.statements import FrequentStatement, Statements
 from airflow_outbox.postgres.take_over import write_view
 from airflow_outbox.postgres.transaction_id_trigger import is_guarded
 from airflow_outbox.postgres.undeleted import UndeletedRecords
@@ -366,6 +366,10 @@ class OutboxTable:
         with replicated(self.connection):
             values = {"shard": self.shard, **values}
             return cast("tuple[Any, ...] | None", self.statements.row(statement, values, **(parts or {})))
+
+    def frequent_row(self, statement: FrequentStatement, **values: Any) -> tuple[Any, ...] | None:
+        with replicated(self.connection), translated(self.name):
+            return statement.execute({"shard": self.shard, **values}).fetchone()
 
     def _request(self, row: Any) -> OperatorRequest:
         """Only the first shard's leader is asked for another number of shards."""

@@ -18,6 +18,7 @@ from airflow_outbox.postgres.changes import Changes
 from airflow_outbox.postgres.errors import translated
 from airflow_outbox.postgres.purging import middle, purging_parts
 from airflow_outbox.postgres.slots import cursors_after, slot, slots_values
+from airflow_outbox.postgres.statements import FrequentStatement
 from airflow_outbox.postgres.transaction_id_trigger import is_guarded
 from airflow_outbox.postgres.undeleted import refusal_of
 from airflow_outbox.values.fence import Purged
@@ -81,13 +82,13 @@ class WindowStatements:
         }
         reads_on = reading.after is None or reading.within is not None
         statement = ("read" if reading.cursors is None else "read_slots") + ("_on" if reads_on else "_window")
-        query = self.readings[statement, transaction_ids]
+        reads = self.readings[statement, transaction_ids]
         while True:
             records, share = self._page_size.shares(max_records=max_records, max_bytes=max_bytes)
             asked = () if reading.cursors is None else reading.cursors[:records]
             values |= slots_values(asked, records=records)
-            with translated(self._table.name), self._table.connection.cursor(binary=True) as cursor:
-                cursor.execute(query, {**values, "max_records": records, "max_size": share}, prepare=True)
+            with translated(self._table.name):
+                cursor = reads.execute({**values, "max_records": records, "max_size": share}, binary=True)
                 _, seen, *_ = cast("tuple[Any, ...]", cursor.fetchone())
                 found = cast("list[OutboxRow]", cursor.fetchall())
             rows = self._page_size.fitting(found, share=share, max_bytes=max_bytes)
@@ -163,11 +164,9 @@ class WindowStatements:
         values = {"snapshot": snapshot, "watermark": watermark, "batch": batch, "sample": middle(ids)}
         between = _between(ids)
         if between is None:
-            row = self._table.row(
-                "windows.purge_published", self._purging_one_by_one, view=view, ids=list(ids), **values
-            )
+            row = self._table.frequent_row(self._purging_one_by_one, view=view, ids=list(ids), **values)
         else:
-            row = self._table.row("windows.purge_published", self._purging_between, view=view, **between, **values)
+            row = self._table.frequent_row(self._purging_between, view=view, **between, **values)
         return self._table.fenced_unless(row)
 
     def _kept(self, ids: Sequence[int], deleted: int, snapshot: str) -> list[int]:
@@ -184,24 +183,21 @@ class WindowStatements:
         return self._table.statements.composed("parked.visible")
 
     @cached_property
-    def _purging(self) -> Mapping[str, sql.Composable]:
-        return purging_parts(self._table)
+    def _purging_one_by_one(self) -> FrequentStatement:
+        return self._purging("windows.ids_one_by_one")
 
     @cached_property
-    def _purging_one_by_one(self) -> Mapping[str, sql.Composable]:
-        return {
-            **self._purging,
-            **self._table.announcing,
-            "those_ids": self._table.statements.composed("windows.ids_one_by_one"),
-        }
+    def _purging_between(self) -> FrequentStatement:
+        return self._purging("windows.ids_between")
 
-    @cached_property
-    def _purging_between(self) -> Mapping[str, sql.Composable]:
-        return {
-            **self._purging,
+    def _purging(self, those_ids: str) -> FrequentStatement:
+        statements = self._table.statements
+        return statements.frequent(
+            "windows.purge_published",
+            **purging_parts(self._table),
             **self._table.announcing,
-            "those_ids": self._table.statements.composed("windows.ids_between"),
-        }
+            those_ids=statements.composed(those_ids),
+        )
 
     @property
     def _slot(self) -> sql.Composable:
@@ -214,7 +210,7 @@ class WindowStatements:
         return Changes(connection, look.as_bytes(connection))
 
     @cached_property
-    def readings(self) -> Mapping[tuple[str, bool], bytes]:
+    def readings(self) -> Mapping[tuple[str, bool], FrequentStatement]:
         """The statements that read a page, by their names and by whether they read transaction ids, too."""
         first = {
             "durable": self._table.statements.composed("windows.durable"),
@@ -222,7 +218,7 @@ class WindowStatements:
         }
         wanted = {True: sql.SQL("transaction_id::text::bigint"), False: sql.SQL("NULL::bigint")}
         return {
-            (statement, asked): self._table.statements.composed(
+            (statement, asked): self._table.statements.frequent(
                 f"windows.{statement}",
                 partition=self._table.partition,
                 key=self._table.key,
@@ -232,7 +228,7 @@ class WindowStatements:
                 slot=self._slot,
                 fresh=self._table.fresh,
                 **first,
-            ).as_bytes(self._table.connection)
+            )
             for statement in ("read_window", "read_on", "read_slots_window", "read_slots_on")
             for asked, transaction_id in wanted.items()
         }

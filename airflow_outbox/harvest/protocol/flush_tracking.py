@@ -46,7 +46,7 @@ class FlushTracking:
         self._topics = Counter(flushed.topics) + Counter(flushed.uncovered)
         # Purged batches that may hold parts of a transaction, with the count of records after each.
         self._purged = deque([(0, batch, dict(self._topics))])
-        self._account = flushed
+        self._covered = (flushed.watermark, flushed.batch, flushed.topics)
 
     @property
     def last_flushed(self) -> int:
@@ -56,7 +56,8 @@ class FlushTracking:
     @property
     def account(self) -> Flushed:
         """The values for the fence row, as of the last batch that was purged."""
-        return self._account
+        watermark, batch, topics = self._covered
+        return Flushed(watermark, batch, topics, dict(self._topics - Counter(topics)))
 
     def send(self, records: int) -> None:
         """Records of the present window are on their way."""
@@ -90,11 +91,11 @@ class FlushTracking:
         self._settle()
 
     def _settle(self) -> None:
-        watermark, batch, topics = self._account.watermark, self._account.batch, self._account.topics
+        watermark, batch, topics = self._covered
         while self._reached and self._reached[0][0] <= self._last_purged:
             sent, watermark = self._reached.popleft()
             while self._purged and self._purged[0][0] <= sent:
                 counted = self._purged.popleft()
                 if counted[0] == sent:  # a batch that ends within a window may hold half of a transaction
                     _, batch, topics = counted
-        self._account = Flushed(watermark, batch, topics, dict(self._topics - Counter(topics)))
+        self._covered = (watermark, batch, topics)

@@ -58,16 +58,10 @@ def indexes(node: dict[str, Any]) -> Iterator[str]:
 
 def plans(table: OutboxTable, statement: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     """How a statement reads the outbox: with these values, as it ran; and prepared, for whatever values come."""
-    query = table.windows.readings[statement, False].decode()
-    names: list[str] = []
-
-    def numbered(found: re.Match[str]) -> str:
-        if found[1] not in names:
-            names.append(found[1])
-        return f"${names.index(found[1]) + 1}"
-
-    typed = ClientCursor(table.connection).mogrify(query, values)
-    prepared = re.sub(r"%[(](\w+)[)]s", numbered, query)
+    reads = table.windows.readings[statement, False]
+    prepared = reads.text.decode()
+    named = re.sub(r"[$](\d+)", lambda found: f"%({reads.names[int(found[1]) - 1]})s", prepared)
+    typed = ClientCursor(table.connection).mogrify(named, values)
     explained = [
         f"EXPLAIN (ANALYZE, FORMAT JSON) {typed}",
         f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {prepared}",

@@ -30,10 +30,10 @@ def measures(clock: Clock) -> Measures:
 
 def test_quantiles() -> None:
     summary = Summary()
-    assert summary.quantile(0.5, at=0) is None
+    assert summary.quantiles(0.5, 0.99, at=0) == []
     for number in range(1, 101):
         summary.observe(float(number), at=0)
-    assert (summary.quantile(0.5, at=0), summary.quantile(0.99, at=0), summary.quantile(1, at=0)) == (50, 99, 100)
+    assert summary.quantiles(0.5, 0.99, 1, at=0) == [50, 99, 100]
     assert (summary.count, summary.sum) == (100, 5050)
 
 
@@ -41,7 +41,7 @@ def test_a_large_batch_weighs_more_than_a_small_one() -> None:
     summary = Summary()
     summary.observe(1.0, at=0, weight=98)
     summary.observe(9.0, at=0, weight=2)
-    assert (summary.quantile(0.5, at=0), summary.quantile(0.98, at=0), summary.quantile(0.99, at=0)) == (1, 1, 9)
+    assert summary.quantiles(0.5, 0.98, 0.99, at=0) == [1, 1, 9]
     assert (summary.count, summary.sum) == (100, 98 + 18)
 
 
@@ -49,9 +49,9 @@ def test_quantiles_are_of_the_last_minute_and_bounded_and_sums_are_of_all() -> N
     summary = Summary()
     summary.observe(5.0, at=0)
     summary.observe(1.0, at=50)
-    assert summary.quantile(0.99, at=60) == 5
-    assert summary.quantile(0.99, at=60.1) == 1
-    assert summary.quantile(0.99, at=111) is None
+    assert summary.quantiles(0.99, at=60) == [5]
+    assert summary.quantiles(0.99, at=60.1) == [1]
+    assert summary.quantiles(0.99, at=111) == []
     assert summary.sum == 6
     for _ in range(5_000):
         summary.observe(2.0, at=0)
@@ -103,6 +103,6 @@ def test_batches_by_stage_and_latency(measures: Measures, clock: Clock) -> None:
     measures.took(Stage.READ, began)
     measures.waited(None, records=7)
     measures.waited(2.0, records=3)
-    assert measures.stages[Stage.READ].quantile(0.5, at=clock.now) == 0.5
+    assert measures.stages[Stage.READ].quantiles(0.5, at=clock.now) == [0.5]
     assert measures.stages[Stage.PURGE].count == 0
     assert (measures.latency.count, measures.latency.sum) == (3, 6)
