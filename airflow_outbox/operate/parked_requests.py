@@ -28,6 +28,7 @@ from airflow_outbox.values.refusals import Cause
 Request = Literal["retry", "discard"]
 _HEX = "\\x"
 _MOST_COUNTED = 100_000
+_MOST_CHANGED = 10_000  # by one statement: the leader waits for it
 _LONGEST_KEY = 200
 _LONGEST_VALUE = 65_536
 _LONGEST_HEADER = 4_096
@@ -137,14 +138,18 @@ class ParkedRequests:
     def ask(
         self, request: Request, choice: Choice, *, reason: str | None = None, on_behalf_of: str | None = None
     ) -> int:
-        """Ask the leader to retry or discard waiting records; return how many are meant."""
+        """Ask the leader to retry or discard waiting records; return how many are meant.
+
+        Very many are asked for in portions, each by a statement and with an entry in the trail of its own.
+        """
         note = self._noted(request, choice, reason=reason, on_behalf_of=on_behalf_of)
         kept = None if reason is None else storable(self._connection, reason)
         return self._asked("ask", choice, {"request": request, "reason": kept, **note})
 
     def forget(self, choice: Choice, *, on_behalf_of: str | None = None) -> int:
         """Empty discarded records; return how many. The note of who discarded them, when and why stays."""
-        return self._asked("forget", choice, self._noted("purge", choice, on_behalf_of=on_behalf_of))
+        note = self._noted("purge", choice, on_behalf_of=on_behalf_of)
+        return self._asked("forget", choice, note, discarded=True)
 
     def listed(self, choice: Choice, *, discarded: bool = False, limit: int | None = None) -> list[dict[str, Any]]:
         """Waiting or discarded records, in order, without their contents."""
@@ -222,12 +227,17 @@ class ParkedRequests:
             query = self._composed(statement, choice, waiting=waiting, **parts)
             return cursor.execute(query, {**self._values(choice), **values}).fetchall()
 
-    def _asked(self, statement: str, choice: Choice, values: Mapping[str, Any]) -> int:
-        note = self._statements.composed("trail.noted")
-        query = self._composed(statement, choice, waiting=statement == "ask", noted=note)
+    def _asked(self, statement: str, choice: Choice, values: Mapping[str, Any], *, discarded: bool = False) -> int:
+        standing = self._standing(discarded=discarded)
+        portions = self._composed("portions", choice, **standing)
+        query = self._composed(statement, choice, noted=self._statements.composed("trail.noted"), **standing)
+        values = {**self._values(choice), **values}
+        asked, after = 0, 0
         with translated(self._name):
-            row = self._connection.execute(query, {**self._values(choice), **values}).fetchone()
-        return int(row[0]) if row else 0
+            for (last,) in self._connection.execute(portions, {**values, "most": _MOST_CHANGED}).fetchall():
+                row = self._connection.execute(query, {**values, "after": after, "last": last}).fetchone()
+                asked, after = asked + (int(row[0]) if row else 0), last
+        return asked
 
     def _noted(
         self, action: str, choice: Choice, *, on_behalf_of: str | None, reason: str | None = None

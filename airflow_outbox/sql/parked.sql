@@ -1,8 +1,9 @@
 -- Every statement about parked records. {parked}: the table; {columns}: the outbox's columns that a parked record
 -- keeps; {own}: a shard among several goes by the records of its own slots; {shard_now}: which of several it is, for
 -- people. A statement that changes anything on the leader's behalf locks the fence row (FOR SHARE) and does nothing
--- unless that names this view. A lane is told by its topic and `lane_key`, which is short: no index takes a large key,
--- and comparing many large ones takes long.
+-- unless that names this view. Statements that change waiting records, also those of operators, lock them in the order
+-- of their numbers: one may wait for another, but none for each other. A lane is told by its topic and `lane_key`, which
+-- is short: no index takes a large key, and comparing many large ones takes long.
 
 -- records --
 -- How many records wait in each topic, the fewest first.
@@ -213,8 +214,10 @@ HAVING bool_and(cause IS NULL OR cause = ANY(%(passing)s))
 -- how many records it deleted.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
+), locked AS MATERIALIZED (
+    SELECT number FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) ORDER BY number FOR UPDATE
 ), purged AS (
-    DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND EXISTS (SELECT FROM fence) RETURNING *
+    DELETE FROM {parked} WHERE number = ANY(%(numbers)s) AND (SELECT count(*) FROM locked) > 0 RETURNING *
 ) {archived}
 SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM purged)
 
@@ -224,8 +227,8 @@ SELECT EXISTS (SELECT FROM {parked} WHERE number = ANY(%(numbers)s))
 
 -- release --
 -- Makes due the records that nothing holds any more: the first ones of lanes, unless they were refused themselves or a
--- refused one stands for their topic. At most this many at a time; returns how many. Two steps, so that the index alone
--- finds the lanes' heads.
+-- refused one stands for their topic. At most this many at a time; returns how many. The index alone finds the lanes'
+-- heads; the free ones among them are locked in their order.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), heads AS (
@@ -233,8 +236,8 @@ WITH fence AS MATERIALIZED (
     FROM {parked}
     WHERE discarded_at IS NULL {own}
     ORDER BY kafka_topic, lane_key, number
-), released AS (
-    UPDATE {parked} SET retry_at = clock_timestamp()
+), locked AS MATERIALIZED (
+    SELECT number FROM {parked}
     WHERE number IN (
         SELECT number FROM heads JOIN {parked} AS head USING (number)
         WHERE cause IS NULL AND retry_at IS NULL AND NOT EXISTS (
@@ -243,8 +246,12 @@ WITH fence AS MATERIALIZED (
               AND standing.cause IS NOT NULL AND standing.cause = ANY(%(causes)s) {own_standing}
         )
         LIMIT %(max_records)s
-    ) AND EXISTS (SELECT FROM fence)
-    RETURNING number
+    ) AND discarded_at IS NULL AND cause IS NULL AND retry_at IS NULL AND EXISTS (SELECT FROM fence)
+    ORDER BY number
+    FOR UPDATE
+), released AS (
+    UPDATE {parked} AS parked SET retry_at = clock_timestamp() FROM locked WHERE parked.number = locked.number
+    RETURNING true
 )
 SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 
@@ -259,21 +266,10 @@ SELECT EXISTS (SELECT FROM fence), (SELECT count(*) FROM released)
 -- transaction ids that no snapshot sees, so requests count as new for an hour.
 WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
-), refused AS (
-    UPDATE {parked} AS parked
-    SET cause = why.cause, reason = why.reason, attempts = attempts + 1, last_attempt_at = clock_timestamp(),
-        requested = CASE WHEN NOT pg_visible_in_snapshot(requested_in, %(tried_in)s::pg_snapshot) AND abs(extract(epoch FROM clock_timestamp() - requested_at)) < 3600
-            THEN requested ELSE nullif(requested, 'retry')
-        END,
-        retry_at = CASE WHEN why.delay IS NOT NULL THEN  -- least() passes over nulls
-            clock_timestamp() + least(why.delay * 2 ^ least(attempts, 30), %(longest_delay)s) * interval '1 second'
-        END
-    FROM unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
-    WHERE parked.number = why.number AND EXISTS (SELECT FROM fence)
 ), heads AS MATERIALIZED (
     SELECT kafka_topic, lane_key, number, coalesce(why.cause = ANY(%(causes)s), false) AS of_the_topic
     FROM unnest(%(ids)s::bigint[], %(why)s::text[]) AS why (number, cause) JOIN {parked} USING (number)
-), behind AS (
+), behind AS MATERIALIZED (
     (
         SELECT unnest(%(others)s::bigint[]) AS number
     ) UNION (
@@ -297,11 +293,28 @@ WITH fence AS MATERIALIZED (
     ) EXCEPT (
         SELECT number FROM heads
     )
+), locked AS MATERIALIZED (
+    SELECT number
+    FROM {parked} AS parked JOIN (SELECT number FROM heads UNION SELECT number FROM behind) AS meant USING (number)
+    WHERE EXISTS (SELECT FROM fence)
+    ORDER BY number
+    FOR UPDATE OF parked
+), refused AS (
+    UPDATE {parked} AS parked
+    SET cause = why.cause, reason = why.reason, attempts = attempts + 1, last_attempt_at = clock_timestamp(),
+        requested = CASE WHEN NOT pg_visible_in_snapshot(requested_in, %(tried_in)s::pg_snapshot) AND abs(extract(epoch FROM clock_timestamp() - requested_at)) < 3600
+            THEN requested ELSE nullif(requested, 'retry')
+        END,
+        retry_at = CASE WHEN why.delay IS NOT NULL THEN  -- least() passes over nulls
+            clock_timestamp() + least(why.delay * 2 ^ least(attempts, 30), %(longest_delay)s) * interval '1 second'
+        END
+    FROM unnest(%(ids)s::bigint[], %(why)s::text[], %(reasons)s::text[], %(delays)s::float8[]) AS why (number, cause, reason, delay)
+    WHERE parked.number = why.number AND parked.number IN (SELECT number FROM locked)
 ), answered AS (
     UPDATE {parked}
     SET requested = nullif(requested, 'retry'), retry_at = NULL,
         cause = CASE WHEN cause <> ALL(%(passing)s) THEN cause END, reason = CASE WHEN cause <> ALL(%(passing)s) THEN reason END
-    WHERE number IN (SELECT number FROM behind) AND (requested = 'retry' OR retry_at IS NOT NULL) AND EXISTS (SELECT FROM fence)
+    WHERE number IN (SELECT number FROM behind JOIN locked USING (number)) AND (requested = 'retry' OR retry_at IS NOT NULL)
       AND (requested = 'retry' AND NOT pg_visible_in_snapshot(requested_in, %(tried_in)s::pg_snapshot) AND abs(extract(epoch FROM clock_timestamp() - requested_at)) < 3600) IS NOT TRUE
 )
 SELECT EXISTS (SELECT FROM fence)
@@ -313,22 +326,41 @@ WITH fence AS MATERIALIZED (
     SELECT FROM {shard} WHERE shard = %(shard)s AND view = %(view)s FOR SHARE
 ), chosen AS MATERIALIZED (
     SELECT number FROM {parked} WHERE discarded_at IS NULL AND requested = 'discard' AND EXISTS (SELECT FROM fence) {own}
-    LIMIT %(most)s FOR UPDATE
+    LIMIT %(most)s
+), locked AS MATERIALIZED (
+    SELECT number FROM {parked} AS parked JOIN chosen USING (number)
+    WHERE parked.discarded_at IS NULL AND parked.requested = 'discard'
+    ORDER BY number
+    FOR UPDATE OF parked
 ), discarded AS (
     UPDATE {parked} AS parked SET discarded_at = clock_timestamp(), retry_at = NULL
-    FROM chosen
-    WHERE parked.number = chosen.number
+    FROM locked
+    WHERE parked.number = locked.number
     RETURNING kafka_topic, {key}
 )
 TABLE discarded
 
+-- portions --
+-- The last number of each portion of the records that are meant. The two statements that follow change a portion each:
+-- the leader waits for what they have locked.
+SELECT number
+FROM (SELECT number, row_number() OVER (ORDER BY number) AS place, count(*) OVER () AS records FROM {parked} WHERE {standing} AND {chosen}) AS meant
+WHERE mod(place, %(most)s) = 0 OR place = records
+ORDER BY number
+
 -- ask --
--- Asks the leader to retry or discard records, and notes that in the trail. A trigger enters the asker and the time. They
--- and the reason stay with a discarded record. Returns how many records are meant.
-WITH asked AS (
-    UPDATE {parked}
+-- Asks the leader to retry or discard a portion of records, and notes that in the trail. A trigger enters the asker and
+-- the time. They and the reason stay with a discarded record. Returns how many records are meant.
+WITH meant AS MATERIALIZED (
+    SELECT number FROM {parked}
+    WHERE {standing} AND {chosen} AND number > %(after)s AND number <= %(last)s
+    ORDER BY number
+    FOR UPDATE
+), asked AS (
+    UPDATE {parked} AS parked
     SET requested = %(request)s, request_reason = %(reason)s
-    WHERE discarded_at IS NULL AND {chosen}
+    FROM meant
+    WHERE parked.number = meant.number
     RETURNING true
 ), noted AS (
     {noted}
@@ -336,13 +368,13 @@ WITH asked AS (
 SELECT count(*) FROM asked
 
 -- forget --
--- Empties discarded records, keeps what was discarded when, why and by whom, and notes in the trail who emptied how many.
--- An empty slice is an empty array of whatever type.
+-- Empties a portion of discarded records, keeps what was discarded when, why and by whom, and notes in the trail who
+-- emptied how many. An empty slice is an empty array of whatever type.
 WITH asked AS (
     UPDATE {parked}
     SET kafka_value = NULL, kafka_header_keys = kafka_header_keys[1:0], kafka_header_values = kafka_header_values[1:0],
         purged_at = clock_timestamp()
-    WHERE discarded_at IS NOT NULL AND purged_at IS NULL AND {chosen}
+    WHERE {standing} AND purged_at IS NULL AND {chosen} AND number > %(after)s AND number <= %(last)s
     RETURNING true
 ), noted AS (
     {noted}

@@ -205,7 +205,7 @@ def _count(asked: Asked, wanted: Filter, session: Session) -> Matched:
 
 def _said_of_records(request: Request, asked: Asked, text: str, count: Any) -> Response:
     if count is UNDER_WAY:
-        text = "There are very many records, so this takes a while. The trail shows when it is done."
+        text = "There are very many records, so this takes a while. The trail shows how far it is."
         return said(request, asked, text)
     if not count:
         return said(request, asked, "No waiting record matches any more. Nothing was asked for.")

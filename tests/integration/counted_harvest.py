@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -42,8 +41,10 @@ class Harvested:
     backends: frozenset[int]
     statements: Sequence[Statement]
     """From the first read to the last purge."""
-    counted: dict[str, Any]
-    """Calls to Kafka's producer until the last commit, and delivery reports."""
+    counted: Mapping[str, int]
+    """Calls to Kafka's producer and to threads until the last commit, and delivery reports."""
+    counted_first: Mapping[str, int]
+    """The same until the first one."""
 
     def snapshot(self) -> Snapshot:
         ((text,),) = self.outbox.query("SELECT pg_current_snapshot()::text")
@@ -71,8 +72,8 @@ def harvested_backlog(
         found = log.statements(backends, since=log.start)
         first = next(place for place, statement in enumerate(found) if is_read(statement))
         last = max(place for place, statement in enumerate(found) if statement.name == "purge_published")
-        counted = [event for event in process.events if event["event"] == "counted"]
-        yield Harvested(outbox, log, backends, found[first : last + 1], counted[-1])
+        counted = [event["counts"] for event in process.events if event["event"] == "counted"]
+        yield Harvested(outbox, log, backends, found[first : last + 1], counted[-1], counted[0])
     finally:
         process.end()
 

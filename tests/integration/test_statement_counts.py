@@ -76,6 +76,17 @@ def test_a_batch_is_one_commit_and_few_delivery_reports(harvested: Harvested) ->
     assert len(harvested.outbox.committed()) == ROWS
 
 
+def test_a_batch_goes_to_another_thread_four_times(harvested: Harvested) -> None:
+    """To be read, sent, committed and purged. Each time costs a small batch more than the work that is done there."""
+    before, calls = harvested.counted_first, Counter(harvested.counted)
+    calls.subtract(before)
+    seconds, batches = harvested.seconds + 1, BATCHES - 1
+    # The second batch may have been sent before the first commit. A producer is renewed after a batch that took long.
+    assert 2 * batches - 1 <= calls["outbox-publish"] - calls["producers"] <= 2 * batches
+    assert calls["outbox-purge"] <= batches + 1 + seconds
+    assert calls["outbox-mark"] <= batches + SOON_LOOKS + MOST_A_SECOND * seconds
+
+
 def test_waiting_costs_a_bounded_number_of_statements(harvested: Harvested) -> None:
     def names_of(statements: Sequence[Statement]) -> list[str | None]:
         return [statement.name for statement in statements]

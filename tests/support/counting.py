@@ -1,5 +1,5 @@
 """The harvesting child process, which says after each commit, in an event `counted`, how often it has called Kafka's
-producer, and how often it has asked what can be read.
+producer and each of its threads, and how often it has asked what can be read.
 
 To be run in place of `python -m airflow_outbox.harvest`.
 """
@@ -17,12 +17,17 @@ from confluent_kafka import Producer
 from airflow_outbox.harvest.__main__ import main
 from airflow_outbox.harvest.kafka import transactional_producer
 from airflow_outbox.harvest.rotation import Rotation
+from airflow_outbox.harvest.worker_thread import Worker
 
 counts: Counter[str] = Counter()
 
 
 class CountedProducer(Producer):
     """The client's producer. Delivery reports are counted when they arrive."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        counts["producers"] += 1
+        super().__init__(*args, **kwargs)
 
     def produce(self, *args: Any, on_delivery: Any = None, **kwargs: Any) -> None:
         counts["produced"] += 1
@@ -48,10 +53,11 @@ class CountedProducer(Producer):
     def commit_transaction(self, *args: Any) -> None:
         counts["commits"] += 1
         super().commit_transaction(*args)
-        os.write(sys.stdout.fileno(), (json.dumps({"event": "counted", **counts}) + "\n").encode())
+        os.write(sys.stdout.fileno(), (json.dumps({"event": "counted", "counts": counts}) + "\n").encode())
 
 
 await_readable = Rotation.await_readable
+call = Worker.call
 
 
 async def counted_await_readable(rotation: Rotation) -> None:
@@ -59,7 +65,13 @@ async def counted_await_readable(rotation: Rotation) -> None:
     await await_readable(rotation)
 
 
+async def counted_call(worker: Worker, *args: Any, **kwargs: Any) -> Any:
+    counts[worker.signs.name] += 1
+    return await call(worker, *args, **kwargs)
+
+
 if __name__ == "__main__":
     transactional_producer.Producer = CountedProducer  # type: ignore[misc]
     Rotation.await_readable = counted_await_readable  # type: ignore[method-assign]
+    Worker.call = counted_call  # type: ignore[method-assign]
     main()
