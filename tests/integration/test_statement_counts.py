@@ -83,7 +83,8 @@ def test_a_batch_goes_to_another_thread_four_times(harvested: Harvested) -> None
     seconds, batches = harvested.seconds + 1, BATCHES - 1
     # The second batch may have been sent before the first commit. A producer is renewed after a batch that took long.
     assert 2 * batches - 1 <= calls["outbox-publish"] - calls["producers"] <= 2 * batches
-    assert calls["outbox-purge"] <= batches + 1 + seconds
+    brought_to_disk = sum(statement.name == "flushed" for statement in harvested.statements)  # rare, as above
+    assert calls["outbox-purge"] <= batches + 1 + brought_to_disk + seconds
     assert calls["outbox-mark"] <= batches + SOON_LOOKS + MOST_A_SECOND * seconds
 
 
