@@ -338,7 +338,7 @@ WITH fence AS MATERIALIZED (
     WHERE parked.number = locked.number
     RETURNING kafka_topic, {key}
 )
-TABLE discarded
+SELECT discarded.* FROM discarded WHERE EXISTS (SELECT FROM fence)
 
 -- portions --
 -- The last number of each portion of the records that are meant. The two statements that follow change a portion each:
